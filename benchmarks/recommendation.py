@@ -159,17 +159,21 @@ def task(number: int, given: argparse.Namespace) -> dict[str, Any]:
         family, path, whole, fresh = tables(number, given.seed, Path(name))
         options = {"file": str(path), "label": "y", "domain": "domain"}
         where = compare.layout("table", options)
-        usual, steps = where.usual, given.steps
+        usual, steps = where.defaults, given.steps
         base = RunConfig("table", "erm", steps, options, batch_size=usual["batch"], eval_every=steps // 5)
         base = replace(base, optimizer_options={"lr": RATE})
-        able = [n for n in usual["algorithms"] if n not in compare.unable(usual["algorithms"], where)]
+        able = (
+            compare.LeaveDomainsOut(base, usual["algorithms"], where.held_out, 1, 1)
+            .checked("cpu", False)[0]
+            .rows
+        )
         asked = (where.held_out, range(given.seeds), given.search)
         configs = compare.plan(base, [*able, *baselines.names(where.classes)], *asked)
         result = compare.results(configs, [one(c) for c in configs])
         compared = time.process_time() - began
         rows = [row for row in result["rows"] if row["rank"] is not None]
         names = [row["algorithm"] for row in rows]
-        chosen = {n: compare.usual_settings(configs, result["trials"], n) for n in names}
+        chosen = {n: compare.selected_trial(configs, result["trials"], n) for n in names}
         fresh_scores: dict[str, list[list[float]]] = {name: [] for name in chosen}
         for seed in range(REFITS):  # the outer loop: all rows share the table of a seed
             for name, found in chosen.items():

@@ -89,7 +89,7 @@ def compared(folder: Path, records: list[RunRecord], **more: Any) -> Path:
     save(folder, *records)
     result = compare.results([r.config for r in records], records) | more
     result["identities"] = sorted({r.config.identity for r in records})
-    (folder / "compare-digits.json").write_text(json.dumps(result))
+    (folder / "comparison.json").write_text(json.dumps(result))
     return folder
 
 
@@ -196,13 +196,13 @@ def test_a_comparison_is_shown_as_it_was_written(tmp_path: Path) -> None:
     save(tmp_path / "other", *records)
     compared(tmp_path / "other", records, runs=3)
     assert "is older than its runs and not used" in Page(shoal.report(tmp_path / "other").html).text
-    (tmp_path / "other" / "compare-digits.json").write_text("[]")
+    (tmp_path / "other" / "comparison.json").write_text("[]")
     assert "is not the result of a comparison" in Page(shoal.report(tmp_path / "other").html).text
 
 
 def test_only_some_runs(tmp_path: Path) -> None:
     save(compared(tmp_path, many(2, 3)), made("irm", 9))
-    only = json.loads((tmp_path / "compare-digits.json").read_text())["identities"]
+    only = json.loads((tmp_path / "comparison.json").read_text())["identities"]
     found = write_report(tmp_path, only=only)
     assert found.runs == 12
     assert "irm" not in Page(found.html).text
@@ -210,7 +210,7 @@ def test_only_some_runs(tmp_path: Path) -> None:
 
 def test_a_sweep(tmp_path: Path) -> None:
     records = [made(name, seed, 0.5 + 0.1 * n) for n, name in enumerate(("erm", "fish")) for seed in (0, 1)]
-    protocols = [{"held_out": ["0°"], "trial": r.config.seed} for r in records]
+    protocols = [{"held_out": ["0°"], "seed": r.config.seed} for r in records]
     pairs = zip(records, protocols, strict=True)
     page = page_of(tmp_path, *(changed(r, data_options={}, protocol=p) for r, p in pairs))
     assert page.said("compared on the held-out domain 0°, with 2 seeds.", "training-domain validation")

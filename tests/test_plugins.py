@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 
 import shoal
 from shoal import algorithms
-from shoal.algorithms import algorithm_class
+from shoal.algorithms import Algorithm, algorithm_class
 from shoal.api.listing import listing
+from shoal.cli import main
 from shoal.data import sets
 from shoal.errors import InputError
 from shoal.experiments import baselines
@@ -157,15 +159,6 @@ def test_names_are_suggested(installed: Path) -> None:
         algorithm_class("my-methd")
 
 
-def test_installed_while_the_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(InputError, match="unknown dataset 'late-data'"):
-        DATASETS.module("late-data")
-    install(tmp_path, "late", {"shoal.datasets": {"late-data": "shoal.data.sets.linear"}})
-    os.utime(tmp_path, (1, 1))  # as a clock would show that ticks more finely than this file system's
-    assert DATASETS.module("late-data").SUMMARY
-
-
 def test_an_entry_point_is_a_class_or_a_module(installed: Path) -> None:
     assert algorithm_class("my-method").__name__ == "Weighted"
     assert algorithm_class("My_Module").__name__ == "Last"
@@ -201,10 +194,59 @@ def test_a_name_in_two_packages(installed: Path, tmp_path: Path, monkeypatch: py
     assert algorithm_class("my-module")
 
 
-def test_damaged_metadata_hide_no_other(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path / "more", "damaged", {})
-    (tmp_path / "more" / "damaged-1.5.dist-info" / "entry_points.txt").write_text("[shoal.models]\nodd")
-    monkeypatch.syspath_prepend(str(tmp_path / "more"))
-    assert "my-net" in MODELS.names()
+FEW = {"seeds": 1, "search": 2, "baselines": False, "steps": 4, "device": "cpu", "jobs": 1}
+
+
+@pytest.fixture
+def method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with two algorithms, and a table."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_method.py").write_text(METHOD)
+    rows = [f"{n % 7},{n % 5},{'abc'[n % 3]},{'yes' if n % 2 else 'no'}" for n in range(90)]
+    Path("t.csv").write_text("\n".join(["x,z,site,ill", *rows]))
+    return tmp_path / "my_method.py"
+
+
+def test_a_class_from_a_file_is_compared(method: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In worker processes, which load it from the file; a changed file is another algorithm."""
+    monkeypatch.syspath_prepend(str(method.parent))
+    module = importlib.import_module("my_method")
+    options = {"label": "ill", "domain": "site", "progress": False, **FEW}
+    found = shoal.compare("t.csv", algorithms=["erm", module.Weighted], **options)
+    assert set(found.to_frame().index) == {"erm", "Weighted"}
+    assert not found.failed
+    own = [r.config for r in found.records if r.config.name == "Weighted"]
+    assert {c.algorithm.partition("@")[0] for c in own} == {"my_method.py:Weighted"}
+    assert len({c.settings.get("weight") for c in own}) == 2  # its hyperparameter is searched
+    method.write_text(METHOD.replace("times a weight", "with a weight"))
+    assert algorithm_class("my_method.py:Weighted").__doc__ == "The mean loss, with a weight."
+    with pytest.raises(InputError, match="has changed"):
+        algorithm_class(own[0].algorithm)
+
+
+def test_a_file_on_the_command_line(method: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["t.csv", "--label", "ill", "--domain", "site", "--steps", "4", "--device", "cpu"]
+    few = ["--seeds", "1", "--search", "1", "--jobs", "1", "--algorithms", "my_method.py", "erm"]
+    assert main(["compare", *words, *few]) == 0
+    text = capsys.readouterr().out
+    assert " Last " in text
+    assert main(["train", "my_method.py:Weighted", *words, "--settings.weight", "0.5", "--out", "run"]) == 0
+    assert shoal.load("run").predict("t.csv").shape == (90,)
+    assert main(["sweep", "linear", *few, "--steps", "2", "--out", "s"]) == 0
+    assert "\nLast " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["none.py", "my_method.py:Wieghted", "broken.py", "no.such:Method"])
+def test_a_file_that_cannot_be_used(name: str, method: Path) -> None:
+    Path("broken.py").write_text("import nothing_at_all")
+    with pytest.raises(InputError, match=name.partition(":")[2] or name):
+        shoal.compare("t.csv", label="ill", domain="site", algorithms=name)
+    assert not Path("shoal-compare").exists()
+
+
+def test_a_class_that_other_processes_cannot_load() -> None:
+    class Local(Algorithm):
+        pass
+
+    with pytest.raises(InputError, match="Put it in a file"):
+        shoal.compare("linear", algorithms=Local)

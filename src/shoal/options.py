@@ -78,6 +78,8 @@ Kind = Literal["numeric", "boolean", "date", "categorical", "text"]
 Maker = Callable[..., Any]
 Names = str | int | Sequence[str | int]
 """One name or several, such as those of domains; a domain may be called 3."""
+Algorithms = str | type | Sequence[str | type]
+"""One algorithm or several: names, files, or classes."""
 
 
 class DataOptions(TypedDict, total=False):

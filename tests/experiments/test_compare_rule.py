@@ -1,13 +1,9 @@
-"""The rule of a comparison: what is recommended, what is held out, and on which splits."""
+"""The rule of a comparison: which row is recommended, and the intervals that it is based on."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,29 +11,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data import sets
-from shoal.errors import InputError
-from shoal.experiments import baselines, compare
+from shoal.algorithms import split_draw
+from shoal.experiments import compare
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.statistics import t_limit
+from shoal.experiments.statistics import mean_interval, t_limit
 from shoal.report import compare as view
 
 Scores = Mapping[str, Sequence[Sequence[float]]]
 """For each row, for each domain, one score per seed."""
 
 
-def result(scores: Scores, metric: str = "accuracy", **also: Any) -> dict[str, Any]:
-    """A comparison with these scores; ``also`` are other measures by domain."""
+def result(scores: Scores, metric: str = "accuracy", fold: int = 1, **also: Any) -> dict[str, Any]:
+    """A comparison with these scores, in folds of ``fold`` domains; ``also`` are other metrics by domain."""
     configs, records = [], []
     for name, domains in scores.items():
-        algorithm, draw = compare.parted(name)
-        for number, seeds in enumerate(domains):
-            for seed, value in enumerate(seeds):
-                options = {"held_out": f"d{number}"}
+        algorithm, draw = split_draw(name)
+        for first in range(0, len(domains), fold):
+            held_out = [f"d{number:02}" for number in range(first, first + fold)]
+            for seed in range(len(domains[0])):
+                values = {d: domains[first + n][seed] for n, d in enumerate(held_out)}
+                options = {"held_out": held_out if fold > 1 else held_out[0]}
                 config = RunConfig("table", algorithm, 5, options, seed=seed, draw=draw, label=name)
-                score = {"metric": metric, "average": value, "domains": {f"d{number}": value}}
-                extra = {"metrics": {name: values[number] for name, values in also.items()}}
+                score = {"metric": metric, "average": 0.0, "domains": values}
+                extra = {"metrics": {name: each[first] for name, each in also.items()}}
                 held = {"metric": metric, "average": 0.5, "domains": {"a": 0.5}}
                 points = {"validation": held, "test": score | extra}
                 point = {"step": 5, "passes": 5, "loss": 1.0, "scores": points}
@@ -149,91 +146,30 @@ class TestRule:
         assert view.recommended(found) == []
 
 
-def test_the_worst_domain_stands_beside_the_average() -> None:
+def test_domains_of_a_fold_are_one_cluster_and_seeds_are_averaged_first() -> None:
+    """Twelve domains in four folds: the interval is that of four independent folds."""
+    rng = np.random.default_rng(0)
+    erm = rng.uniform(0.4, 0.6, (12, 2))
+    gain = np.repeat(rng.normal(0.02, 0.05, 4), 3) + rng.normal(0, 0.01, 12)
+    scores = {"erm": erm.tolist(), "fish": (erm + gain[:, None]).tolist()}
+    found = result(scores, fold=3)
+    assert (found["folds"], found["recommendation"]["folds"]) == (4, 4)
+    over = next(r["over_domains"] for r in found["rows"] if r["algorithm"] == "fish")
+    expected = mean_interval(gain.tolist(), [n // 3 for n in range(12)])
+    assert (over["mean"], over["low"], over["high"]) == pytest.approx(expected[:3])
+    assert [*over["values"].values()] == pytest.approx(gain.tolist())
+    apart = next(r["over_domains"] for r in result(scores)["rows"] if r["algorithm"] == "fish")
+    assert over["high"] - over["low"] > apart["high"] - apart["low"]
+    assert (
+        result({n: v[:6] for n, v in scores.items()}, fold=3)["recommendation"]["take"] is None
+    )  # two folds
+
+
+def test_the_worst_domain_and_other_metrics() -> None:
     found = result({"erm": [[0.9, 0.8], [0.9, 0.9], [0.9, 0.9], [0.5, 0.3]]})
     worst = found["rows"][0]["worst"]
-    assert (worst["domain"], worst["mean"]) == ("d3", pytest.approx(0.4))
-    (line, *_) = csv.DictReader(io.StringIO(view.as_csv(found)))
-    assert (line["worst_domain"], float(line["worst"])) == ("d3", pytest.approx(0.4))
+    assert (worst["domain"], worst["mean"]) == ("d03", pytest.approx(0.4))
     assert result({"erm": [[0.1], [0.5], [0.2]]}, "mse")["rows"][0]["worst"]["mean"] == 0.5
-
-
-def test_another_measure_is_averaged_where_it_is_defined() -> None:
     found = result({"erm": [[0.5]] * 3, "fish": [[0.6]] * 3}, AUC=[0.7, None, 0.9])
-    assert found["undefined"] == {"AUC": ["d1"]}
+    assert found["undefined"] == {"AUC": ["d01"]}
     assert [row["also"]["AUC"]["mean"] for row in found["rows"]] == pytest.approx([0.8, 0.8])
-
-
-SITES = {"kyoto": 40, "lima": 40, "oslo": 40, "one": 40, "tiny": 3}
-
-
-@pytest.fixture
-def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A table whose domain ``one`` has one class, and ``tiny`` three rows."""
-    monkeypatch.chdir(tmp_path)
-    draw, lines = np.random.default_rng(0), ["age,dose,site,ill"]
-    for site, count in SITES.items():
-        for age, dose in zip(draw.normal(50, 10, count), draw.normal(size=count), strict=True):
-            ill = site == "one" or age + 10 * dose > 50
-            lines.append(f"{age:.2f},{dose:.3f},{site},{'yes' if ill else 'no'}")
-    Path("patients.csv").write_text("\n".join(lines))
-    return {"file": "patients.csv", "label": "ill", "domain": "site"}
-
-
-class TestHeldOut:
-    def test_by_accuracy(self, patients: dict[str, Any]) -> None:
-        where = compare.layout("table", patients)
-        assert where.held_out == ("kyoto", "lima", "one", "oslo")
-        assert (set(where.excluded), set(where.warned)) == ({"tiny"}, {"one"})
-        train = sets.load("table", **patients, held_out="kyoto").splits["train"]
-        assert "tiny" in train.names
-
-    def test_by_auc(self, patients: dict[str, Any]) -> None:
-        where = compare.layout("table", patients, metric="auc")
-        assert where.held_out == ("kyoto", "lima", "oslo")
-        assert set(where.excluded) == {"one", "tiny"}
-
-    def test_whoever_is_named_is_held_out_with_a_warning(self, patients: dict[str, Any]) -> None:
-        where = compare.layout("table", patients, ["tiny", "oslo"])
-        assert (where.held_out, dict(where.excluded)) == (("tiny", "oslo"), {})
-        assert set(where.warned) == {"tiny"}
-
-    def test_where_all_are_small_all_are_held_out_with_a_warning(self, patients: dict[str, Any]) -> None:
-        lines = Path("patients.csv").read_text().splitlines()
-        some = [line for n, line in enumerate(lines) if n % 4 == 0 and ",tiny," not in line]
-        Path("patients.csv").write_text("\n".join(some))
-        where = compare.layout("table", patients)
-        assert len(where.held_out) == 4
-        assert len(where.warned) == 4
-
-    def test_none_of_whom_auc_is_defined(self, patients: dict[str, Any]) -> None:
-        lines = Path("patients.csv").read_text().splitlines()
-        same = [line.rsplit(",", 1)[0] + (",no" if ",one," in line else ",yes") for line in lines[1:]]
-        Path("patients.csv").write_text("\n".join([lines[0], *same]))
-        with pytest.raises(InputError, match="no domain can be held out"):
-            compare.layout("table", patients, metric="AUC")
-
-
-class TestSplits:
-    def plan(self, options: dict[str, Any]) -> list[RunConfig]:
-        base = RunConfig("table", "erm", 5, options, metric="auc")
-        return compare.plan(base, ["erm", "fish", *baselines.names(2)], ["oslo"], range(3), 2)
-
-    def test_every_seed_has_its_own_and_all_rows_the_same(self, patients: dict[str, Any]) -> None:
-        options: dict[int, set[str]] = {}
-        for config in self.plan(patients):
-            options.setdefault(config.seed, set()).add(json.dumps(dict(config.data_options), sort_keys=True))
-        assert [len(same) for same in options.values()] == [1, 1, 1]
-        validation = {
-            tuple(sets.load("table", **json.loads(next(iter(same)))).splits["validation"].examples().tolist())
-            for same in options.values()
-        }
-        assert len(validation) == 3
-
-    def test_a_seed_of_the_data_that_is_given_stays(self, patients: dict[str, Any]) -> None:
-        assert {c.data_options["seed"] for c in self.plan({**patients, "seed": 7})} == {7}
-        assert {c.seed for c in self.plan({**patients, "seed": 7})} == {0, 1, 2}
-
-    def test_a_dataset_that_is_made_by_its_seed_is_the_same_for_all(self) -> None:
-        found = compare.plan(RunConfig("rotated-digits", "erm", 5), ["erm"], ["0°"], range(3), 1)
-        assert {json.dumps(dict(c.data_options)) for c in found} == {json.dumps({"held_out": "0°"})}

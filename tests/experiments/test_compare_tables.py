@@ -1,4 +1,4 @@
-"""Comparisons on tables: scikit-learn's baselines, and intervals over domains."""
+"""Comparisons on tables: scikit-learn's baselines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_compare_rule import result
 
 from shoal.data import sets
 from shoal.errors import InputError
 from shoal.experiments import baselines, compare
 from shoal.experiments.config import RunConfig
 from shoal.experiments.protocol import resplit
-from shoal.report import compare as view
 
 TREES = baselines.BOOSTING
 SITES = ("kyoto", "lima", "oslo", "<script>")
@@ -114,53 +112,6 @@ class TestBaselines:
         assert compare.layout("table", options).flat
         assert compare.layout("linear", {}).flat
         assert not compare.layout("rotated-digits", {}, ["75°"]).flat
-
-
-ERM = [[0.70], [0.60], [0.80], [0.50]]
-
-
-class TestIntervals:
-    def test_domain_by_domain_by_hand(self) -> None:
-        fish = [[0.74], [0.61], [0.85], [0.52]]
-        (row,) = (r for r in result({"erm": ERM, "fish": fish})["rows"] if r["algorithm"] == "fish")
-        found, values = row["over_domains"], np.array([0.04, 0.01, 0.05, 0.02])
-        reach = 3.18245 * values.std(ddof=1) / 2
-        assert list(found["values"].values()) == pytest.approx(values.tolist())
-        assert (found["low"], found["high"]) == pytest.approx((0.03 - reach, 0.03 + reach), rel=1e-4)
-
-    def test_seeds_are_averaged_within_a_domain(self) -> None:
-        erm = [[0.6, 0.8], [0.5, 0.5], [0.1, 0.3]]
-        fish = [[0.9, 0.7], [0.5, 0.7], [0.2, 0.2]]
-        (row,) = (r for r in result({"erm": erm, "fish": fish})["rows"] if r["algorithm"] == "fish")
-        assert list(row["over_domains"]["values"].values()) == pytest.approx([0.1, 0.1, 0.0])
-
-    def test_two_domains_give_none(self) -> None:
-        found = result({"erm": ERM[:2], "fish": [[0.9], [0.9]]})
-        assert [r["over_domains"]["low"] for r in found["rows"] if r["over_domains"]] == [None]
-        assert "95 % interval" not in view.table(found).columns
-
-    def test_the_table_has_them_and_what_else_was_measured(self) -> None:
-        fish = [[v + 0.1 + 0.01 * n for v in d] for n, d in enumerate(ERM)]
-        table = view.table(result({"erm": ERM, "fish": fish}, AUC=[0.3, 0.3, 0.3, 0.4]))
-        at = {name: n for n, name in enumerate(table.columns)}
-        assert [row[at["95 % interval"]] for row in table.rows] == ["+9.4 to +13.6", "–"]
-        assert table.rows[1][at["average AUC"]] == "0.3250"
-
-    def test_many_domains_fit_a_terminal(self) -> None:
-        found = result({"erm": [[0.5, 0.6]] * 21, "fish": [[0.5, 0.7]] * 21})
-        assert "d20" not in view.text(found)
-        assert "d20" in view.markdown(found)
-
-
-def test_the_settings_chosen_most_often_are_those_of_all_seeds_together() -> None:
-    """Draws are each seed's own, so that the same number is not the same settings in another seed."""
-    one, other = (RunConfig("table", "fish", 5, settings={"meta_lr": m}, lr=0.1) for m in (0.5, 0.2))
-    trials: list[dict[str, Any]] = [
-        {"algorithm": "fish", "chosen": n, "settings": {"meta_lr": m}, "lr": 0.1}
-        for n, m in ((1, 0.3), (2, 0.2), (1, 0.2))
-    ]
-    assert compare.usual_settings([one, other], trials, "fish") == (other, 2, 3)
-    assert compare.usual_settings([one, other], trials, "erm") is None
 
 
 def test_a_sweep_of_a_table_does_not_leak(options: dict[str, Any]) -> None:

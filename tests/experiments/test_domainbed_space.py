@@ -26,8 +26,8 @@ every_size = pytest.mark.parametrize("size", ["small", "large"])
 
 
 def drawn(space: search.Space, share: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(search, "_share", lambda *_: share)
-    return search.draw(space, 0, 1)
+    monkeypatch.setattr(search, "_uniform", lambda *_: share)
+    return search.sample(space, 0, 1)
 
 
 def steps(setting: str, value: Any) -> Any:
@@ -41,7 +41,7 @@ def test_an_algorithms_settings(name: str, size: Size, monkeypatch: pytest.Monke
     space = search_space(algorithm_class(name), size)
     expected = domainbed.own(name, size)
     assert space.keys() - NOT_THERE.get(name, set()) == expected.keys()
-    first = search.draw(space, 0, 0)
+    first = search.sample(space, 0, 0)
     for setting, entry in expected.items():
         default = OTHER_DEFAULTS.get((name, setting), entry.default)
         assert steps(setting, first[setting]) == default
@@ -90,7 +90,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(sets, "load", lambda *_, **__: data)
         names = {SIZES[size]: ["a"]}
         return protocol.plan(
-            {SIZES[size]: {}}, [name], trials=1, draws=draws, held_out=names, model="small-cnn", **common
+            {SIZES[size]: {}}, [name], seeds=1, search=draws, held_out=names, model="small-cnn", **common
         )
 
     return make

@@ -1,4 +1,4 @@
-"""DomainBed's rules of selection, against the same written again and by hand."""
+"""DomainBed's selection rules, against a naive implementation and by hand."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BASE = RunConfig("made", "erm", 9, select="last")
 Rows = dict[tuple[str, int], list[dict[str, Any]]]
 
 
-def config(out: tuple[str, ...], trial: int = 0, draw: int = 0, algorithm: str = "erm") -> RunConfig:
-    about = {"held_out": list(out), "trial": trial, **({"draw": draw} if draw else {})}
-    return replace(BASE, algorithm=algorithm, batch_size=8 + draw, seed=trial, protocol=about)
+def config(out: tuple[str, ...], seed: int = 0, trial: int = 0, algorithm: str = "erm") -> RunConfig:
+    about = {"held_out": list(out), "seed": seed, **({"trial": trial} if trial else {})}
+    return replace(BASE, algorithm=algorithm, batch_size=8 + trial, seed=seed, protocol=about)
 
 
 def record(made: RunConfig, rows: list[dict[str, Any]], metric: str = "accuracy") -> RunRecord:
-    """The checkpoints as a run writes them: in- and out-splits of the others and of those left out."""
+    """Evaluations as a run writes them: in- and out-splits of the training and of the held-out domains."""
     out = made.protocol["held_out"]
 
     def split(values: dict[str, float], held_out: bool) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def record(made: RunConfig, rows: list[dict[str, Any]], metric: str = "accuracy"
             "loss": 1.0,
             "scores": {
                 "train": split(row["in"], False),
-                "validation": split(row["held"], False),
+                "validation": split(row["out"], False),
                 "test": split(row["in"], True),
-                "oracle": split(row["held"], True),
+                "oracle": split(row["out"], True),
             },
         }
         for row in rows
@@ -52,90 +52,82 @@ def record(made: RunConfig, rows: list[dict[str, Any]], metric: str = "accuracy"
 
 
 def made_up(
-    count: int, trials: int, draws: int, steps: int, levels: int, seed: int, metric: str = "accuracy"
+    domains: int, seeds: int, trials: int, steps: int, levels: int, chance: random.Random, metric: str
 ) -> tuple[list[RunConfig], list[RunRecord], Rows]:
     """Two algorithms; scores of a few ``levels``, so that many are equal; every seventh run diverges."""
-    chance, names = random.Random(seed), [f"d{n}" for n in range(count)]
-    singles = [(n,) for n in names]
+    names = [f"d{n}" for n in range(domains)]
+    groups = [*((n,) for n in names), *(combinations(names, 2) if domains > 2 else [])]
     configs, records, rows = [], [], {}
     for algorithm in ("erm", "fish"):
-        for trial in range(trials):
-            for out in [*singles, *(combinations(names, 2) if count > 2 else [])]:
-                for draw in range(draws):
-                    sound = chance.random() > 1 / 7
+        for seed in range(seeds):
+            for out in groups:
+                for trial in range(trials):
+                    about = {"trial": trial, "held_out": set(out), "sound": chance.random() > 1 / 7}
 
                     def scores() -> dict[str, float]:
                         return {n: chance.randrange(levels + 1) / levels for n in names}
 
-                    own = [
-                        {
-                            "draw": draw,
-                            "out": set(out),
-                            "step": s,
-                            "sound": sound,
-                            "in": scores(),
-                            "held": scores(),
-                        }
-                        for s in range(1, steps + 1)
-                    ]
-                    configs.append(config(out, trial, draw, algorithm))
+                    own = [{**about, "step": s, "in": scores(), "out": scores()} for s in range(1, steps + 1)]
+                    configs.append(config(out, seed, trial, algorithm))
                     records.append(record(configs[-1], own, metric))
-                    rows.setdefault((algorithm, trial), []).extend(own)
+                    rows.setdefault((algorithm, seed), []).extend(own)
     return configs, records, rows
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    count=st.integers(2, 6),
-    trials=st.integers(1, 3),
-    draws=st.integers(1, 4),
+    domains=st.integers(2, 6),
+    seeds=st.integers(1, 3),
+    trials=st.integers(1, 4),
     steps=st.integers(1, 4),
     levels=st.sampled_from([4, 2**20]),
     metric=st.sampled_from(["accuracy", "mean squared error"]),
-    seed=st.integers(0, 2**32),
+    chance=st.integers(0, 2**32),
 )
-def test_the_rules_choose_what_naive_ones_do(
-    count: int, trials: int, draws: int, steps: int, levels: int, metric: str, seed: int
+def test_the_rules_select_what_naive_ones_do(
+    domains: int, seeds: int, trials: int, steps: int, levels: int, metric: str, chance: int
 ) -> None:
-    configs, records, rows = made_up(count, trials, draws, steps, levels, seed, metric)
+    args = (domains, seeds, trials, steps, levels, random.Random(chance), metric)
+    configs, records, rows = made_up(*args)
     found = selection.sweep(configs, records)
-    names, sign = [f"d{n}" for n in range(count)], 1 if metric == "accuracy" else -1
+    names, sign = [f"d{n}" for n in range(domains)], 1 if metric == "accuracy" else -1
     for rule in selection.RULES:
-        if rule == "leave-one-out" and count == 2:
+        if rule == "leave-one-out" and domains == 2:
             continue
         result = selection.results(found, "made", rule)
         expected = {
-            (a, d, t): expected_choice(own, d, rule, sign) for (a, t), own in rows.items() for d in names
+            (a, d, s): naive_choice(own, d, rule, sign) for (a, s), own in rows.items() for d in names
         }
-        chosen = {
-            (c["algorithm"], c["held_out"], c["trial"]): None
+        selected = {
+            (c["algorithm"], c["held_out"], c["seed"]): None
             if c["status"] == "diverged"
-            else (c["draw"], c["step"], c["score"])
+            else (c["trial"], c["step"], c["score"])
             for c in result["choices"]
         }
-        assert chosen == expected
+        assert selected == expected
         for row in result["rows"]:
-            for d in names:
-                values = [v[2] for t in range(trials) if (v := expected[row["algorithm"], d, t]) is not None]
-                check_summary(row["domains"][d], values)
-            whole = [[expected[row["algorithm"], d, t] for d in names] for t in range(trials)]
-            check_summary(
-                row["average"], [sum(v[2] for v in own if v) / count for own in whole if None not in own]
-            )
+            by_seed = [[expected[row["algorithm"], d, s] for d in names] for s in range(seeds)]
+            for n, d in enumerate(names):
+                check_summary(row["domains"][d], [own[n][2] for own in by_seed if own[n]])
+            whole = [sum(v[2] for v in own) / domains for own in by_seed if None not in own]
+            check_summary(row["average"], whole)
 
 
-def expected_choice(rows: list[dict[str, Any]], name: str, rule: str, sign: int) -> Any:
-    """Draw, step and score by :mod:`references.domainbed`, without draws that lost a run they need."""
+def naive_choice(rows: list[dict[str, Any]], name: str, rule: str, sign: int) -> Any:
+    """Trial, step and score by :mod:`references.domainbed`, without trials of which a needed run diverged."""
     number = {n: i for i, n in enumerate(rows[0]["in"])}
-    needed = [r for r in rows if name in r["out"] and (rule == "leave-one-out" or len(r["out"]) == 1)]
-    lost = {r["draw"] for r in needed if not r["sound"]}
+    pairs = rule == "leave-one-out"
+    needed = [r for r in rows if name in r["held_out"] and (pairs or len(r["held_out"]) == 1)]
+    lost = {r["trial"] for r in needed if not r["sound"]}
     lines = []
-    for row in (r for r in needed if r["draw"] not in lost):
+    for row in (r for r in needed if r["trial"] not in lost):
         inside: list[Any] = [sign * v for v in row["in"].values()]
-        if len(row["out"]) == 1:  # what is reported, and chosen by nothing
-            inside[number[name]] = (row["draw"], row["step"], row["in"][name])
-        line = {"test_envs": [number[n] for n in row["out"]], "hparams": row["draw"], "step": row["step"]}
-        lines.append(line | {"in": inside, "out": [sign * v for v in row["held"].values()]})
+        if len(row["held_out"]) == 1:  # what is reported, and selects nothing
+            inside[number[name]] = (row["trial"], row["step"], row["in"][name])
+        line = {"test_envs": [number[n] for n in row["held_out"]], "hparams": row["trial"]}
+        lines.append(
+            line | {"step": row["step"], "in": inside, "out": [sign * v for v in row["out"].values()]}
+        )
     return domainbed.choice(lines, number[name], rule)
 
 
@@ -144,87 +136,49 @@ def check_summary(summary: dict[str, Any], values: list[float]) -> None:
     assert summary["se"] == (pytest.approx(naive.standard_error(values)) if len(values) > 1 else None)
 
 
-def rows_of(*points: tuple[dict[str, float], dict[str, float]], sound: bool = True) -> list[dict[str, Any]]:
-    """Checkpoints at steps 1, 2, …: scores on in-splits and on out-splits."""
-    return [{"step": n, "in": a, "held": b, "sound": sound} for n, (a, b) in enumerate(points, 1)]
+def alone(*points: tuple[float, float, float, float], trial: int = 0, sound: bool = True) -> RunRecord:
+    """With "a" held out of a, b, c. A point: a in, a out, b out, c out; b and c in are 0."""
+    rows = [
+        {"step": n, "in": {"a": i, "b": 0.0, "c": 0.0}, "out": {"a": o, "b": b, "c": c}, "sound": sound}
+        for n, (i, o, b, c) in enumerate(points, 1)
+    ]
+    return record(config(("a",), trial=trial), rows)
 
 
-def alone(*points: tuple[float, float, float, float], draw: int = 0, sound: bool = True) -> RunRecord:
-    """With "a" left out of a, b, c. A point: a in, a held, b held, c held; b and c in are 0."""
-    made = [({"a": i, "b": 0.0, "c": 0.0}, {"a": h, "b": b, "c": c}) for i, h, b, c in points]
-    return record(config(("a",), draw=draw), rows_of(*made, sound=sound))
-
-
-def chosen(records: list[RunRecord], rule: str = "training") -> dict[str, Any]:
+def selected(records: list[RunRecord], rule: str = "training") -> dict[str, Any]:
     found = selection.sweep([r.config for r in records], records)
     return next(c for c in selection.select(found, "made", rule) if c["held_out"] == "a")
 
 
-class TestByHand:
-    def test_training_domains_count_once_each_and_the_held_out_domain_not_at_all(self) -> None:
-        first = alone((0.1, 1.0, 0.4, 0.6), (0.2, 0.0, 0.9, 0.3))
-        assert (chosen([first])["step"], chosen([first])["score"]) == (2, 0.2)
-
-    def test_the_oracle_looks_at_the_last_step_alone(self) -> None:
-        records = [
-            alone((0.1, 0.9, 1, 1), (0.2, 0.3, 1, 1)),
-            alone((0.3, 0.1, 0, 0), (0.4, 0.4, 0, 0), draw=1),
-        ]
-        found = chosen(records, "oracle")
-        assert (found["draw"], found["step"], found["score"]) == (1, 2, 0.4)
-
-    def test_a_run_that_diverged_loses(self) -> None:
-        records = [alone((0.9, 1, 1, 1), sound=False), alone((0.1, 0, 0, 0), draw=1)]
-        assert [chosen(records, rule)["draw"] for rule in ("training", "oracle")] == [1, 1]
-        assert chosen(records)["diverged"] == 1
-        assert chosen(records[:1])["status"] == "diverged"
-
-    def test_a_score_that_is_not_finite_is_not_chosen(self) -> None:
-        nan = float("nan")
-        assert chosen([alone((0.9, 0.5, nan, 1), (0.1, 0, 0, 0))])["step"] == 2
-        assert chosen([alone((nan, 0.5, 1, 1), (0.1, 0, 0, 0))])["status"] == "diverged"
-
-    def test_leave_one_domain_out_takes_step_and_draw_from_the_pairs(self) -> None:
-        """They are best at step 1, whatever the out-splits of the run without "a" alone say."""
-        b, c = {"a": 0.9, "b": 0.0, "c": 0.9}, {"a": 0.9, "b": 0.9, "c": 0.0}
-        pair_b = record(config(("a", "b")), rows_of((b | {"b": 0.7}, b), (b | {"b": 0.2}, b)))
-        pair_c = record(config(("a", "c")), rows_of((c | {"c": 0.5}, c), (c | {"c": 0.8}, c)))
-        records = [alone((0.1, 0, 0.0, 0.0), (0.2, 0, 1.0, 1.0)), pair_b, pair_c]
-        found = chosen(records, "leave-one-out")
-        assert (found["step"], found["selection_score"], found["score"]) == (1, 0.6, 0.1)
-        assert chosen(records)["step"] == 2
+def test_training_domains_count_once_each_and_the_oracle_uses_the_last_step() -> None:
+    first = alone((0.1, 1.0, 0.4, 0.6), (0.2, 0.0, 0.9, 0.3))
+    assert (selected([first])["step"], selected([first])["score"]) == (2, 0.2)
+    second = alone((0.3, 0.1, 0, 0), (0.4, 0.4, 0, 0), trial=1)
+    found = selected([first, second], "oracle")
+    assert (found["trial"], found["step"], found["score"]) == (1, 2, 0.4)
 
 
-class TestMissing:
-    def test_what_is_missing_is_named(self) -> None:
-        configs, records, _ = made_up(3, 2, 2, 1, 4, seed=0)
-        gone = config(("d0", "d2"), trial=1, draw=1, algorithm="fish")
-        found = selection.sweep(configs, [r for r in records if r.config != gone])
-        result = selection.results(found, "made", "leave-one-out")
-        assert result["missing"] == ["fish on made, d0 and d2 held out, seed 1, hyperparameter trial 1"]
-        states = {
-            (c["algorithm"], c["held_out"], c["trial"]) for c in result["choices"] if c["status"] == "missing"
-        }
-        assert states == {("fish", "d0", 1), ("fish", "d2", 1)}
-        for rule in ("training", "oracle"):
-            assert selection.results(found, "made", rule)["missing"] == []
+def test_a_run_that_diverged_or_a_score_that_is_not_finite_is_never_selected() -> None:
+    nan = float("nan")
+    records = [alone((0.9, 1, 1, 1), sound=False), alone((0.1, 0, 0, 0), trial=1)]
+    assert [selected(records, rule)["trial"] for rule in ("training", "oracle")] == [1, 1]
+    assert (selected(records)["diverged"], selected(records[:1])["status"]) == (1, "diverged")
+    assert selected([alone((0.9, 0.5, nan, 1), (0.1, 0, 0, 0))])["step"] == 2
+    assert selected([alone((nan, 0.5, 1, 1), (0.1, 0, 0, 0))])["status"] == "diverged"
 
-    def test_pairs_that_were_never_planned(self) -> None:
-        found = selection.sweep([config(("a",))], [alone((0.1, 0.5, 0.5, 0.5))])
-        assert selection.results(found, "made", "leave-one-out")["missing"] == [
-            "erm on made, a and b held out, seed 0, hyperparameter trial 0",
-            "erm on made, a and c held out, seed 0, hyperparameter trial 0",
-        ]
 
-    def test_two_domains_cannot_be_held_out_one_by_one(self) -> None:
-        configs, records, _ = made_up(2, 1, 1, 1, 4, seed=0)
-        missing = selection.results(selection.sweep(configs, records), "made", "leave-one-out")["missing"]
-        assert missing == [
-            "leave-one-domain-out validation on made, which has two domains and needs three",
-        ]
-
-    def test_nothing_was_run(self) -> None:
-        result = selection.results(selection.sweep([config(("a",)), config(("b",))], []), "made")
-        assert len(result["missing"]) == 2
-        assert result["rows"][0]["average"]["mean"] is None
-        assert result["metric"] is None
+def test_missing_runs_are_listed() -> None:
+    configs, records, _ = made_up(3, 2, 2, 1, 4, random.Random(0), "accuracy")
+    gone = config(("d0", "d2"), seed=1, trial=1, algorithm="fish")
+    found = selection.sweep(configs, [r for r in records if r.config != gone])
+    result = selection.results(found, "made", "leave-one-out")
+    assert result["missing"] == ["fish on made, d0 and d2 held out, seed 1, hyperparameter trial 1"]
+    missing = [c for c in result["choices"] if c["status"] == "missing"]
+    assert {(c["algorithm"], c["held_out"], c["seed"]) for c in missing} == {
+        ("fish", "d0", 1),
+        ("fish", "d2", 1),
+    }
+    assert selection.results(found, "made", "training")["missing"] == []
+    two = selection.sweep([config(("a",)), config(("b",))], [])
+    assert len(selection.results(two, "made")["missing"]) == 2
+    assert "needs three" in selection.results(two, "made", "leave-one-out")["missing"][0]

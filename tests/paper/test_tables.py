@@ -60,7 +60,7 @@ def columns(result: Any, heading: str = "") -> dict[str, Any]:
 
 
 def test_grouping(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "QUICK", {"draws": 1, "steps": 2, "eval_every": 2})
+    monkeypatch.setattr(grouping, "QUICK", {"search": 1, "steps": 2, "eval_every": 2})
     monkeypatch.setattr(grouping, "QUICK_PASSES", 200)
     deal = {"passes": 200, "size": 32, "per_domain": 40, "width": 2, "eval_limit": 40}
     monkeypatch.setattr(cdsprites, "QUICK", cdsprites.replace(cdsprites.QUICK, deal=deal))
@@ -83,7 +83,7 @@ def test_grouping(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_domainbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(domainbed, "QUICK", {"draws": 1, "steps": 2, "eval_every": 2})
+    monkeypatch.setattr(domainbed, "QUICK", {"search": 1, "steps": 2, "eval_every": 2})
     options = {"algorithms": ["erm", "fish"], "datasets": "coloured-digits", "out": tmp_path, **QUICK}
     result = reproduce("domainbed", **options)
     (column,) = columns(result).values()

@@ -102,7 +102,7 @@ def test_measures_are_those_of_what_the_model_predicts(batch: int) -> None:
             "accuracy": hits[which].mean(),
         }
         assert found[split].more == pytest.approx(expected, rel=1e-6)
-        assert found[split]["AUC"] == found[split].judged == found[split].more["AUC"]
+        assert found[split]["AUC"] == found[split].selection_score == found[split].more["AUC"]
         assert dict(zip(found[split].names, found[split].values, strict=True)) == pytest.approx(parts)
 
 
@@ -146,8 +146,8 @@ def test_regression_is_judged_by_correlation() -> None:
     assert at.more["Pearson r"] == pytest.approx(np.corrcoef(output[which], y[which])[0, 1], rel=1e-5)
     assert at.more["mse"] == pytest.approx(at.average)
     assert run.rule == "best on validation by worst-group Pearson r"
-    judged = [p.scores["validation"].judged for p in run.history]
-    assert run.selected.scores["validation"].judged == max(judged)
+    judged = [p.scores["validation"].selection_score for p in run.history]
+    assert run.selected.scores["validation"].selection_score == max(judged)
     assert "worst-group Pearson r" in repr(run)
 
 
@@ -180,7 +180,7 @@ def test_a_plateau_is_one_of_the_metric() -> None:
     script = Scripted(0.1, 0.2, 0.15, 0.15, 0.15, 0.15, 0.15, *[0.0] * 6)
     run = fit(network(), example_data(), metric=script, warm_start="plateau", batch_size=100)
     assert len(run.warm_up) == 7
-    assert run.warm_up[1].scores["validation"].judged == 0.2
+    assert run.warm_up[1].scores["validation"].selection_score == 0.2
 
 
 def test_the_datasets_first_measure_selects_unless_another_is_asked_for() -> None:
@@ -194,13 +194,27 @@ def test_the_datasets_first_measure_selects_unless_another_is_asked_for() -> Non
     assert run.selected.scores["validation"].loss == min(p.scores["validation"].loss for p in run.history)  # type: ignore[type-var]
 
 
+def test_domains_count_equally_and_one_without_a_score_not_at_all() -> None:
+    nan = math.nan
+
+    def scores(metric: str, *values: float) -> Scores:
+        return Scores(metric, tuple("abc"[: len(values)]), values, (1, 99, 5)[: len(values)], 0.5)
+
+    assert scores("accuracy", 0.9, 0.2).better_than(scores("accuracy", 0.1, 0.9))
+    for values in ((nan, 0.4, 0.8), (0.4, nan, 0.8), (0.4, 0.8, nan)):
+        found = scores("accuracy", *values)
+        assert (found.selection_score, found.worst) == pytest.approx((0.6, 0.4))
+    assert math.isnan(scores("accuracy", nan, nan).selection_score)
+    assert scores("mse", 9.0, 9.0).better_than(scores("mse", nan, 0.1))  # outputs that are not finite
+
+
 def test_scores_come_back_from_plain_data() -> None:
     scores = Scores("accuracy", ("a",), (0.5,), (4,), 0.5, 1.0, {"AUC": math.nan, "loss": 1.0}, "loss", False)
     written = json.loads(json.dumps(scores.to_dict(), allow_nan=False))
     assert written["metrics"] == {"AUC": None, "loss": 1.0}
     back = Scores.from_dict(written)
     assert math.isnan(back.more["AUC"])
-    assert (back.selects, back.higher, back.judged) == ("loss", False, 1.0)
+    assert (back.selects, back.higher, back.selection_score) == ("loss", False, 1.0)
     lower = Scores("accuracy", ("a",), (0.5,), (4,), 0.5, 1.0, {"loss": 0.5}, "loss", False)
     assert lower.better_than(back)
     assert not back.better_than(lower)

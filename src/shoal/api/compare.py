@@ -1,4 +1,4 @@
-"""``shoal.compare``: which algorithm works in a held-out domain."""
+"""``shoal.compare``: which algorithm works on a held-out domain."""
 
 from __future__ import annotations
 
@@ -6,35 +6,38 @@ import contextlib
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import Unpack
 
 from shoal.api.result import Result
-from shoal.api.source import Source, datasets_in, find_source, listed_names, make_folder
+from shoal.api.source import Source, datasets_in, find_source, listed_algorithms, listed_names, make_folder
 from shoal.api.train import OF_BASELINES, model_fields
-from shoal.errors import InputError, TableWarning, check_names
-from shoal.files import check_output, dump_json, read_json, write_atomically
+from shoal.errors import InputError, TableWarning
+from shoal.files import dump_json, read_json, write_atomically
 from shoal.options import (
+    Algorithms,
     CompareOptions,
     DataOptions,
     ModelOptions,
     Names,
     TrainingOptions,
+    TrainOptions,
     as_flags,
     declared,
     public,
     with_defaults,
 )
+from shoal.registry import spelled
 from shoal.settings import Few, Positive, Range
 
 if TYPE_CHECKING:
     import pandas
 
-    from shoal.experiments.compare import Design, Layout
+    from shoal.experiments.compare import Layout, LeaveDomainsOut
     from shoal.experiments.config import RunConfig
     from shoal.experiments.record import RunRecord
     from shoal.experiments.store import Store
@@ -132,15 +135,14 @@ class Comparison(Result):
         Args:
             path: file to write.
         """
-        write_page(self.folder, Path(path), self.result["identities"])
-        return Path(path)
+        return _write_page(self.folder, Path(path), self.result["identities"])
 
 
 @public("steps", "batch_size", "lr", "model", "metric", "device", "jobs")
 def compare(
     data: Any,
     *,
-    algorithms: Names | None = None,
+    algorithms: Algorithms | None = None,
     baselines: bool = True,
     held_out: Names | None = None,
     folds: Annotated[int, Range(2, 1000)] | None = None,
@@ -154,10 +156,10 @@ def compare(
 
     Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every
     algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed,
-    the trial with the best validation score on the training domains is selected. On tabular data, the
-    gradient boosting and a linear model of scikit-learn are included under the same protocol. The simplest
-    algorithm within one standard error of the best is recommended. Finished runs are saved in ``out``; the
-    same call runs only those that are missing.
+    the trial with the best validation score on the training domains is selected. On tabular data, gradient
+    boosting and a linear model are included under the same protocol. The simplest algorithm within one
+    standard error of the best is recommended. Finished runs are saved in ``out``; the same call runs only
+    those that are missing.
 
     Args:
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
@@ -165,8 +167,8 @@ def compare(
             domains) or a Hugging Face dataset; these are written to ``out`` once.
         algorithms: algorithms to compare, or all (default: all; for your own data a selection with controls,
             and for pretrained models recipes such as erm++); fish:regrouped is the control of Fish with
-            random grouping.
-        baselines: include baselines such as the gradient boosting of scikit-learn.
+            random grouping, my_algorithm.py a file with an algorithm of your own. In Python also classes.
+        baselines: include baselines such as gradient boosting.
         held_out: domains to hold out (default: every domain that can be scored, or the dataset's test
             domain).
         folds: number of groups in which domains are held out (default: one domain at a time if there are at
@@ -175,7 +177,7 @@ def compare(
         search: number of hyperparameter trials per algorithm and seed: the defaults, then random search.
         budget: time budget in minutes; to meet it, first the number of trials is reduced, then seeds, then
             folds.
-        out: folder for runs and results (default: shoal-compare; for your own data, a folder in it).
+        out: folder for runs and results (default: a folder in shoal-compare named after the data).
         **options: options of every run, see :class:`~shoal.options.CompareOptions`.
 
     Examples:
@@ -188,117 +190,110 @@ def compare(
         >>> [row["rank"] is not None for row in found.result["rows"]]
         [True, True, True, True]
     """
-    from shoal.experiments import baselines as plain
-    from shoal.experiments import compare as protocol
-    from shoal.experiments.config import RunConfig
-    from shoal.experiments.search import is_pretrained, with_format, with_rate
-    from shoal.experiments.store import Store
+    from shoal.experiments.compare import LeaveDomainsOut, layout
     from shoal.training.processes import together
 
     if together():
         raise InputError("compare starts its own processes; run it without torchrun.")
     if "settings" in options:
         raise InputError("belong to one algorithm, and compare searches them; use shoal.train.", "settings")
-    full = with_defaults(options, CompareOptions)
-    device, jobs, progress = full["device"], full["jobs"], bool(full["progress"])
-    asked, everyone = _algorithms(algorithms)
+    full, rows = with_defaults(options, CompareOptions), listed_algorithms(algorithms)
     of_data: Any = {name: value for name, value in options.items() if name in declared(DataOptions)}
-    with datasets_in(options.get("data_dir")), _shown(progress) as say:
+    metric: Any = options.get("metric")
+    with datasets_in(options.get("data_dir")), _messages(bool(full["progress"])) as show:
         source = find_source(data, folder=out, home=HOME, **of_data)
-        (dataset,) = _spelled([source.dataset], "datasets")
-        metric: Any = options.get("metric")
-        where = protocol.layout(dataset, source.options, listed_names(held_out), metric)
-        groups = protocol.folds(where.held_out, folds)
-        where = replace(where, domains=where.domains + 1 - max(map(protocol.size_of, groups)))
-        per_step = options.get("domains_per_step")
-        if per_step is not None and per_step > where.domains:
-            raise InputError(
-                f"{per_step} is more than the {where.domains} training domains.", "domains_per_step"
-            )
-        given: dict[str, Any] = {n: v for n, v in options.items() if n in declared(TrainingOptions)}
-        steps = given.get("steps") or int(where.usual["steps"])
-        usual = {"batch_size": where.usual["batch"], "eval_every": max(1, steps // 10)}
-        base = RunConfig(
-            dataset=dataset,
-            algorithm=protocol.BASELINE,
-            data_options=source.options,
-            holdout=where.holdout,
-            **{**usual, **given, **model_fields(options), "steps": steps},
-        )
-        base, rate_note = with_rate(with_format(base), base.lr, base.schedule)
-        if not algorithms:
-            rows = protocol.PRETRAINED if source.own and is_pretrained(base) else where.usual["algorithms"]
-            asked, everyone = _algorithms(rows)
-        unable = protocol.unable(asked, where)
-        able = [name for name in asked if name not in unable]
-        design = protocol.Design(base, able, where.held_out, seeds, search, folds, tuple(given))
-        refused = protocol.refused(design.configs(), device)
-        if refused and (not everyone or len(refused) == len(able)):
-            raise next(iter(refused.values()))
-        unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
-        if not (able := [name for name in able if name not in unable]):
-            reasons = "; ".join(f"{name} {why}" for name, why in unable.items())
-            raise InputError(f"there is nothing to compare: {reasons}.")
-        surprises = protocol.try_each(replace(design, rows=able[:1], seeds=1, search=1).configs(), device)
-        say(rate_note, *where.messages, *surprises)
-        if where.flat and baselines:
-            able = [*plain.names(where.classes), *able]
-        elif where.labelled and baselines and source.own:
-            able = [protocol.MAJORITY, *able]
-        design = replace(design, rows=able)
+        where = layout(source.dataset, source.options, listed_names(held_out), metric)
+        base, note = _base(source, where, options)
+        given = tuple(name for name in options if name in declared(TrainingOptions))
+        required = bool(rows) and "all" not in rows
+        rows = _every(rows or _default_rows(base, where, source.own))
+        protocol = LeaveDomainsOut(base, rows, where.held_out, seeds, search, folds, given)
+        protocol, unable, notes = protocol.checked(full["device"], required)
+        show(note, *where.messages, *notes)
+        if baselines:
+            protocol = replace(protocol, rows=[*_baselines(where, source.own), *protocol.rows])
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
-        job = _Job(source, design, where, folder, Store(folder / "runs"), device, jobs, say)
-        with job.disk():
-            job.fit_budget(budget)
-            how = {name: full[name] for name in ("workers", "compile", "deterministic")}
-            return job.results(job.execute(progress, unable, how, full["engine"]), unable)
+        job = _Job(source, where, unable, folder, full, show, protocol)
+        with _disk(folder):
+            job.prepare(budget)
+            return job.results(job.execute())
 
 
-def _algorithms(asked: Names | None) -> tuple[list[str], bool]:
-    """Names as the registry spells them, each once, and whether ``all`` was among them."""
+def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[RunConfig, str]:
+    """The options that all runs share, and a message on the learning rate."""
+    from shoal.experiments.compare import BASELINE
+    from shoal.experiments.config import RunConfig
+    from shoal.experiments.search import with_format, with_rate
+
+    given = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
+    steps = given.get("steps") or int(where.defaults["steps"])
+    defaults = {"batch_size": where.defaults["batch"], "eval_every": max(1, steps // 10)}
+    base = RunConfig(
+        dataset=spelled(source.dataset),
+        algorithm=BASELINE,
+        data_options=source.options,
+        holdout=where.holdout,
+        **{**defaults, **given, **model_fields(options), "steps": steps},
+    )
+    return with_rate(with_format(base), base.lr, base.schedule)
+
+
+def _default_rows(base: RunConfig, where: Layout, own: bool) -> Sequence[str]:
+    from shoal.experiments.compare import PRETRAINED
+    from shoal.experiments.search import is_pretrained
+
+    rows: Sequence[str] = where.defaults["algorithms"]
+    return PRETRAINED if own and is_pretrained(base) else rows
+
+
+def _every(rows: Sequence[str]) -> list[str]:
+    """With all algorithms in place of ``all``."""
     from shoal.algorithms import registry
-    from shoal.data.sampler import Draw
-    from shoal.experiments.compare import parted
 
-    names = listed_names(asked)
-    check_names("draw", [way for name in names if (way := parted(name)[1])], get_args(Draw))
-    every = registry.names() if "all" in names else []
-    named = _spelled([name for name in names if name != "all"], "algorithms")
-    return list(dict.fromkeys([*every, *named])), bool(every)
+    return list(
+        dict.fromkeys([*(registry.names() if "all" in rows else ()), *(r for r in rows if r != "all")])
+    )
 
 
-def _spelled(names: Sequence[str], what: str) -> list[str]:
-    from shoal.algorithms import registry
-    from shoal.data import sets
-    from shoal.training.recipes import find_recipe
+def _baselines(where: Layout, own: bool) -> Sequence[str]:
+    from shoal.experiments import baselines
 
-    for name in names:
-        own = name.partition(":")[0]
-        if what != "algorithms" or find_recipe(own) is None:
-            (registry if what == "algorithms" else sets.registry).module(own)
-    return list(dict.fromkeys(name.lower().replace("_", "-") for name in names))
+    if where.flat:
+        return baselines.names(where.classes)
+    return (baselines.MAJORITY,) if where.labelled and own else ()
 
 
 def _folder(source: Source, named: bool) -> Path:
-    """Of a dataset the folder of all; a file or folder of the user's has its own in it."""
-    if not named:
-        return Path(source.given).parent
-    return Path(HOME) / (Path(source.given).resolve().stem or "data") if source.own else Path(HOME)
+    """A folder named after the data; data in memory were written to it."""
+    return Path(HOME) / (Path(source.given).resolve().stem or "data") if named else Path(source.given).parent
 
 
 @contextlib.contextmanager
-def _shown(progress: bool) -> Iterator[Any]:
-    """How to tell the user something. Where columns are shown as a report, they are not warned of too."""
+def _messages(progress: bool) -> Iterator[Callable[..., None]]:
+    """Shows messages to the user. Where the columns of a table are shown, there are no warnings of them."""
 
-    def say(*lines: str) -> None:
-        for line in lines:
-            if line and progress:
+    def show(*lines: str) -> None:
+        for line in lines if progress else ():
+            if line:
                 print(f"{line[:1].upper()}{line[1:].rstrip('.')}.", file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         if progress:
             warnings.simplefilter("ignore", TableWarning)
-        yield say
+        yield show
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """An error of the disk is one message, which says that nothing is lost."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"{str(folder)!r}: {error.strerror or error}."
+        saved = "" if "are saved" in message else " Finished runs are saved; the same command resumes."
+        raise InputError(message + saved) from error
 
 
 @dataclass
@@ -306,166 +301,162 @@ class _Job:
     """A comparison that is planned, and where its runs and results go."""
 
     source: Source
-    design: Design
     where: Layout
+    unable: Mapping[str, str]
     folder: Path
-    store: Store
-    device: str | None
-    jobs: int | None
-    say: Any
+    options: Mapping[str, Any]
+    show: Callable[..., None]
+    protocol: LeaveDomainsOut
     configs: list[RunConfig] = field(default_factory=list)
-    seconds: float | None = None
 
-    @contextlib.contextmanager
-    def disk(self) -> Iterator[None]:
-        """What cannot be written is one line, and says that nothing is lost."""
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            message = f"{str(self.folder)!r}: {error.strerror or error}."
-            kept = "" if "are saved" in message else " Finished runs are saved; the same command resumes."
-            raise InputError(message + kept) from error
+    @property
+    def store(self) -> Store:
+        from shoal.experiments.store import Store
+
+        return Store(self.folder / "runs")
 
     @property
     def parallel(self) -> int:
+        """Number of runs in parallel."""
         from shoal.experiments.execute import count_jobs
 
-        return count_jobs(self.device, self.jobs)
-
-    def measured(self) -> float:
-        """About how many seconds a run takes: of finished ones, else by the first steps of one."""
-        from shoal.experiments.compare import seconds_of
-
-        if self.seconds is None:
-            done = [r.seconds for r in self.store.found(self.configs)]
-            self.seconds = sum(done) / len(done) if done else seconds_of(self.configs[-1], self.device)
-        return self.seconds
-
-    def fit_budget(self, minutes: float | None) -> None:
-        """Makes the design smaller; what a run takes is kept, so that the same call plans the same runs."""
-        self.configs = self.design.configs()
-        if minutes is not None:
-            path, full, identity = self.folder / "timing.json", self.design, self.design.base.identity
-            known = read_json(path) if path.exists() else {}
-            self.seconds = known.get(identity) if isinstance(known, dict) else None
-            if self.seconds is None:
-                make_folder(self.folder, self.source.given)
-                write_atomically(path, dump_json({identity: self.measured()}))
-            self.design = full.within(60 * minutes * self.parallel / max(self.measured(), 1e-9))
-            self.configs = self.design.configs()
-            if less := self.design.reductions(full):
-                self.say(f"to meet the budget of {minutes:g} minutes: {less}")
-        make_folder(self.folder, self.source.given)
-        check_output(self.folder / f"{self.name}.csv", [self.source.given])
+        return count_jobs(self.options["device"], self.options["jobs"])
 
     @property
-    def name(self) -> str:
-        return f"compare-{self.design.base.dataset}"
+    def title(self) -> str:
+        return Path(self.source.given).name if self.source.own else self.protocol.base.dataset
 
-    def counted(self, missing: int) -> str:
-        """How many runs there are, of what, how many are not there yet, and how long these take."""
+    def prepare(self, minutes: float | None) -> None:
+        """Makes the folder, which must not have another experiment, and plans the runs within a budget.
+
+        The measured times are saved, so that the same call plans the same runs.
+        """
+        from shoal.experiments.compare import time_runs
+
+        make_folder(self.folder, self.source.given, kind="comparison")
+        if (path := self.folder / "comparison.json").exists():
+            before = read_json(path)
+            title = (
+                before.get("title") or before.get("dataset") if isinstance(before, dict) else "another file"
+            )
+            if title != self.title and not str(title).startswith("data-"):
+                raise InputError(
+                    f"{str(self.folder)!r} has the comparison of {title!r}; choose another.", "out"
+                )
+        self.configs = self.protocol.plan()
+        if minutes is None:
+            return
+        path, identity = self.folder / "timing.json", self.protocol.base.identity
+        known = read_json(path).get(identity, {}) if path.exists() else {}
+        rows = dict.fromkeys(config.name for config in self.configs)
+        if not rows.keys() <= known.keys():
+            known = time_runs(self.configs, self.options["device"], 1 if self.parallel > 1 else None)
+            write_atomically(path, dump_json({identity: known}))
+        full = self.protocol
+        self.protocol = full.within(known, 60 * minutes * self.parallel)
+        self.configs = self.protocol.plan()
+        if less := self.protocol.reductions(full):
+            self.show(f"to meet the budget of {minutes:g} minutes: {less}")
+
+    def execute(self) -> Mapping[str, str]:
+        """Runs what is missing; returns the errors of failed runs by their identity."""
         from shoal.experiments.compare import many
-        from shoal.experiments.execute import duration
-
-        design = self.design
-        folds, domains = len(design.groups), len(design.held_out)
-        time = f" Estimated time: {duration(missing * self.measured() / self.parallel)}." if missing else ""
-        return (
-            f"{many(len(self.configs), 'run')}: {many(len(design.rows), 'algorithm')}, "
-            f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
-            f"{many(design.seeds, 'seed')}, {many(design.search, 'hyperparameter trial')} each; "
-            f"{missing:,} remaining.{time}"
-        )
-
-    def execute(
-        self, progress: bool, unable: Mapping[str, str], how: Mapping[str, Any], engine: str
-    ) -> dict[str, str]:
-        """Does what is missing; returns the errors of runs that failed, by their identity."""
         from shoal.experiments.execute import execute
 
-        missing = len(self.store.missing(self.configs))
-        self.say(*(f"not compared: {name} ({why})" for name, why in unable.items()))
+        protocol, missing = self.protocol, len(self.store.missing(self.configs))
+        self.show(*(f"not compared: {name} ({why})" for name, why in self.unable.items()))
         if not missing:
             return {}
         if (report := self.source.columns()) is not None:
             write_atomically(self.folder / "columns.json", dump_json(report))
-        if progress:
+        if self.options["progress"]:
             print(*self.source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
-            self.say(self.counted(missing))
-        where: dict[str, Any] = {"engine": engine, "device": self.device, "jobs": self.jobs}
+        folds, domains = len(protocol.groups), len(protocol.held_out)
+        self.show(
+            f"{many(len(self.configs), 'run')}: {many(len(protocol.rows), 'algorithm')}, "
+            f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
+            f"{many(protocol.seeds, 'seed')}, {many(protocol.search, 'hyperparameter trial')} each; "
+            f"{missing:,} remaining"
+        )
+        how = {name: self.options[name] for name in ("workers", "compile", "deterministic")}
+        where = {name: self.options[name] for name in ("engine", "device", "jobs")}
+        progress = bool(self.options["progress"])
         return execute(self.configs, self.store, **where, how=how, progress=progress).failed
 
-    def results(self, failed: Mapping[str, str], unable: Mapping[str, str]) -> Comparison:
-        """Writes the results down, with a page for data of the user's own."""
+    def results(self, failed: Mapping[str, str]) -> Comparison:
+        """Writes the tables, the figure and the report."""
         from shoal.experiments.compare import results
         from shoal.report import compare as view
         from shoal.report import plots
 
-        configs, records = self.configs, self.store.found(self.configs)
-        result = results(configs, records, failed=failed)
-        result |= {"unable": unable, "excluded": dict(self.where.excluded), "warned": dict(self.where.warned)}
-        result["identities"] = sorted({c.identity for c in configs})
-        if self.source.own:
-            result["title"] = Path(self.source.given).name
+        records = self.store.found(self.configs)
+        result = results(self.configs, records, failed=failed) | {
+            "title": self.title,
+            "unable": dict(self.unable),
+            "excluded": dict(self.where.excluded),
+            "warned": dict(self.where.warned),
+            "identities": sorted({c.identity for c in self.configs}),
+        }
         for ending, content in view.FILES.items():
-            path = self.folder / f"{self.name}{ending}"
+            path = self.folder / f"comparison{ending}"
             write_atomically(path, content(result).encode(errors="backslashreplace"))
-        written = ", ".join(f"{self.name}{ending}" for ending in view.FILES)
-        text = f"{view.text(result)}\n\nSaved in {self.folder}: {written}."
-        if self.source.own:
-            text += f"\n{self.page(result['identities'])}{self.next(result)}"
+        written = [f"comparison{ending}" for ending in view.FILES]
         try:
-            pictures = plots.save(view.figure(result), self.folder / self.name)
-            text += f"\n\nFigures: {', '.join(map(str, pictures))}"
+            written += [path.name for path in plots.save(view.figure(result), self.folder / "comparison")]
+            written.append(_write_page(self.folder, self.folder / "report.html", result["identities"]).name)
         except InputError as error:
-            self.say(f"no figure: {error}")
+            self.show(str(error))
+        text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}.{self.next(result)}"
         return Comparison(result, records, self.folder, text)
-
-    def page(self, runs: Sequence[str]) -> str:
-        """What is said of the report of these runs, which is made if it can be.
-
-        Others may lie in the folder, such as those of the file before it was changed.
-        """
-        try:
-            return f"Report: {write_page(self.folder, self.folder / 'report.html', runs)}."
-        except InputError as error:
-            return f"No report was written: {error}"
 
     def next(self, result: Mapping[str, Any]) -> str:
         """Commands that train the recommended row on every domain, then predict, score and export."""
-        from shoal.experiments.baselines import is_one
-        from shoal.experiments.compare import many, usual_settings
-        from shoal.training.recipes import find_recipe
+        from shoal.experiments.compare import many, selected_trial
 
         about = result["recommendation"] or {}
-        if not about.get("majority", {"better": True})["better"]:  # then nothing is recommended
+        if not self.source.own or not about.get("majority", {"better": True})["better"]:
             return ""
-        take = about.get("take") or about.get("begin")
-        if (chosen := usual_settings(self.configs, result["trials"], take)) is None:
+        name = str(about.get("take") or about.get("begin"))
+        if (selected := selected_trial(self.configs, result["trials"], name)) is None:
             return ""
-        config, times, trials = chosen
-        data = {k: v for k, v in config.data_options.items() if k not in ("held_out", "seed")}
-        whole = replace(config, data_options=data, seed=0, holdout=None, label="")
-        name = str(take if find_recipe(take) else config.algorithm)  # a recipe sets options that have no flag
-        folder = f"runs/{name}-{whole.identity[:8]}"  # another file has another
-        options = {**declared(ModelOptions), **declared(TrainingOptions)}
-        known = [name for name, each in options.items() if "train" in each.option.commands.split()]
-        known = [name for name in known if name in OF_BASELINES] if is_one(config) else known
-        flags = {name: value for name, value in whole.given().items() if name in known}
-        words = ["shoal", "train", name, *self.source.words]
-        words += as_flags({"held_out": "none", **flags, "out": folder})
+        config, times, cases = selected
+        folder = f"runs/{name.lower()}-{config.identity[:8]}"
         kind = Path(self.source.given).suffix if Path(self.source.given).is_file() else ""
-        commands: list[list[str]] = [words, ["shoal", "predict", folder, f"NEW{kind}"]]
-        commands += [["shoal", "score", folder, f"LABELLED{kind}"], ["shoal", "export", folder]]
-        how = f"with the hyperparameters selected in {times} of {many(trials, 'split')}"
-        first = f"To train {take} on all domains, {how}, and then predict, score and export:"
-        return "\n" + "\n  ".join([first, *map(shlex.join, commands)])
+        lines = [
+            f"To train {name} on all domains, with the hyperparameters selected in {times} of "
+            f"{many(cases, 'split')}, and then predict, score and export:",
+            train_command(config, self.source, folder),
+            shlex.join(["shoal", "predict", folder, f"NEW{kind}"]),
+            shlex.join(["shoal", "score", folder, f"LABELLED{kind}"]),
+            shlex.join(["shoal", "export", folder]),
+        ]
+        return "\n" + "\n  ".join(lines)
 
 
-def write_page(folder: Path, path: Path, runs: Sequence[str]) -> str:
-    """The page of these runs of a folder; returns where it is."""
+def train_command(config: RunConfig, source: Source, folder: str) -> str:
+    """The shell command that trains a run of a comparison on all domains, with the same options.
+
+    It calls Python where an option has no flag.
+    """
+    from shoal.experiments.baselines import is_one
+    from shoal.training.recipes import find_recipe
+
+    recipe = find_recipe(config.name)
+    algorithm = recipe.name if recipe else config.algorithm.partition("@")[0]
+    known = {*declared(ModelOptions), *declared(TrainingOptions)}
+    known &= set(OF_BASELINES) if is_one(config) else known
+    implied = dict(recipe.options) if recipe else {}
+    implied |= {"precision": "auto", "memory_format": "auto", "seed": config.seed}
+    options = {n: v for n, v in config.given().items() if n in known and implied.get(n) != v}
+    options = {**source.arguments, "held_out": "none", **options, "out": folder}
+    flags = [n for n, each in declared(TrainOptions).items() if "train" in each.option.commands.split()]
+    if options.keys() <= {*flags, "held_out", "out"}:
+        return shlex.join(["shoal", "train", algorithm, source.given, *as_flags(options)])
+    arguments = ", ".join([repr(algorithm), repr(source.given), *(f"{n}={v!r}" for n, v in options.items())])
+    return shlex.join(["python", "-c", f"import shoal; shoal.train({arguments})"])
+
+
+def _write_page(folder: Path, path: Path, runs: Sequence[str]) -> Path:
     from shoal.api.report import write_report
 
-    return str(write_report(folder, path, only=runs).path)
+    return write_report(folder, path, only=runs).path

@@ -111,7 +111,7 @@ class Fit:
         """
         scores = self._scores_with(name)
         if name not in scores.names or scores.names == (name,):
-            return scores.judged
+            return scores.selection_score
         if scores.selects not in (None, scores.metric):
             raise InputError(
                 f"{scores.selects} was measured per split, not per domain: score('test'), or "
@@ -186,7 +186,7 @@ class Fit:
 
     def __repr__(self) -> str:
         scores = self.selected.scores.items()
-        parts = [f"{split} {s.selects or s.metric} {s.judged:.3f}" for split, s in scores]
+        parts = [f"{split} {s.selects or s.metric} {s.selection_score:.3f}" for split, s in scores]
         return f"Fit({type(self.algorithm).__name__}, {self.rule}: {', '.join(parts)})"
 
     def _repr_html_(self) -> str:

@@ -86,7 +86,7 @@ def write_report(
         check_output(out, [run.path for run in runs])
     except InputError as error:
         raise InputError(str(error), "out") from None
-    comparisons = _contents(folder, "compare-*.json", COMPARISON, "the result of a comparison", troubles)
+    comparisons = _contents(folder, "comparison.json", COMPARISON, "the result of a comparison", troubles)
     if only is not None:
         runs = [run for run in runs if run.identity in only]
         comparisons = [(path, result) for path, result in comparisons if result["identities"] == list(only)]

@@ -110,7 +110,7 @@ class Soup(Result):
         table = Table(["weights", "used", *heads, *["worst test domain"] * ("test" in first)])
         for name, scores in self.scores.items():
             used = "" if name in (UNIFORM, GREEDY) else "yes" if Path(name) in self.used else "no"
-            cells = [number(scores[split].judged) for split in splits]
+            cells = [number(scores[split].selection_score) for split in splits]
             if test := scores.get("test"):
                 cells.append(f"{number(test.worst)} ({test.names[test.values.index(test.worst)]})")
             table.add(name, used, *cells)
@@ -154,7 +154,7 @@ def _traits(folder: Path, record: RunRecord) -> dict[str, Any]:
     parts = {"data": config.data_options, "protocol": config.protocol, "inputs": inputs}
     parts["model option"] = options
     named = {f"{part} {name}": value for part, each in parts.items() for name, value in each.items()}
-    free = ["protocol draw", "model option pretrained", "model option dropout"]
+    free = ["protocol trial", "model option pretrained", "model option dropout"]
     free += ["data file"] if "digest" in config.data_options else []  # the same file elsewhere
     traits = {"dataset": config.dataset, "holdout": config.holdout, "model": model, **named, **about}
     return {name: value for name, value in traits.items() if name not in free}

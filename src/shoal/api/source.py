@@ -17,7 +17,8 @@ from typing_extensions import Unpack
 
 from shoal.errors import InputError, nearest, shown
 from shoal.files import write_atomically
-from shoal.options import DataOptions, Names, as_flags
+from shoal.options import Algorithms, DataOptions, Names, as_flags
+from shoal.registry import spelled
 from shoal.terminal import Csv
 
 if TYPE_CHECKING:
@@ -44,11 +45,16 @@ class Source:
         return self.dataset != self.given.lower().replace("_", "-")
 
     @property
-    def words(self) -> list[str]:
-        """What names these data on a command line."""
+    def arguments(self) -> dict[str, Any]:
+        """The options with which ``shoal.train`` reads these data."""
         options = {k: v for k, v in self.options.items() if k not in ("file", "digest", "folder", "held_out")}
         of_table = {k: options.pop(k) for k in OF_TABLE if self.dataset == TABLE and k in options}
-        return [self.given, *as_flags({**of_table, **({"data_options": options} if options else {})})]
+        return {**of_table, **({"data_options": options} if options else {})}
+
+    @property
+    def words(self) -> list[str]:
+        """These data and their options on a command line."""
+        return [self.given, *as_flags(self.arguments)]
 
     def columns(self) -> dict[str, Any] | None:
         """What the columns of a table are taken for, as `shoal data check` reports it."""
@@ -115,6 +121,26 @@ def listed_names(names: Names | None) -> list[str]:
     """Names as a list, each once."""
     several = [names] if isinstance(names, (str, int)) else list(names or ())
     return list(dict.fromkeys(str(name) for name in several))
+
+
+def listed_algorithms(algorithms: Algorithms | None) -> list[str]:
+    """Algorithms as run configurations name them, each once; classes and files of the user's by reference."""
+    from shoal.algorithms import REFERENCE, algorithm_class, display_name, reference, split_draw
+    from shoal.training.recipes import find_recipe
+
+    several = [algorithms] if isinstance(algorithms, (str, type)) else list(algorithms or ())
+    rows: dict[str, str] = {}
+    for each in several:
+        name, draw = split_draw(each) if isinstance(each, str) else (each, None)
+        name = reference(name)
+        if not REFERENCE.fullmatch(name):
+            name = spelled(name)
+            if name != "all" and find_recipe(name) is None:
+                algorithm_class(name)
+        row = f"{name}:{draw}" if draw else name
+        if rows.setdefault(display_name(row), row) != row:
+            raise InputError(f"two algorithms are called {display_name(row)!r}; rename one.", "algorithms")
+    return list(rows.values())
 
 
 def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
@@ -255,11 +281,17 @@ def datasets_in(folder: str | Path | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def make_folder(path: str | Path, data: str | Path | None = None, run: bool = False) -> None:
-    """Makes the folder that results will go to, now rather than after the work.
+KINDS = {"comparison": "comparison.json", "sweep": "sweep.json", "diagnosis": "diagnosis.json"}
+"""Results that have a folder of their own, by the file that says so."""
 
-    One in the folder of ``data`` is refused, where it would be read as data; and, unless for a ``run``, that
-    of one.
+
+def make_folder(
+    path: str | Path, data: str | Path | None = None, run: bool = False, kind: str | None = None
+) -> None:
+    """Makes the folder for results before the work starts.
+
+    One inside the folder of ``data`` is refused, where it would be read as data; so is one with another
+    experiment: a single run (unless for a ``run``), or results of another ``kind``.
     """
     path = Path(path)
     real = Path(os.path.realpath(path))
@@ -267,6 +299,9 @@ def make_folder(path: str | Path, data: str | Path | None = None, run: bool = Fa
         raise InputError(f"{str(path)!r} is inside the data folder {str(data)!r}; choose another.", "out")
     if not run and (path / "config.yaml").exists():
         raise InputError(f"{str(path)!r} contains a single run; choose another folder.", "out")
+    for other, file in KINDS.items() if kind else ():
+        if other != kind and (path / file).exists():
+            raise InputError(f"{str(path)!r} contains a {other}; choose another folder.", "out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

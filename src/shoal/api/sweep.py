@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import Unpack
 
 from shoal.api.result import Result
-from shoal.api.source import datasets_in, listed_names, make_folder
+from shoal.api.source import datasets_in, listed_algorithms, listed_names, make_folder
 from shoal.api.train import model_fields
 from shoal.errors import InputError
-from shoal.options import Names, SweepOptions, TrainingOptions, declared, public, with_defaults
+from shoal.options import Algorithms, Names, SweepOptions, TrainingOptions, declared, public, with_defaults
 from shoal.settings import Few, Positive
 
 if TYPE_CHECKING:
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
     from shoal.experiments import selection
     from shoal.experiments.config import RunConfig
+    from shoal.experiments.store import Store
 
 Rule = Literal["training", "leave-one-out", "oracle"]
 FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv", "html": "html"}
 SHOWN = 10
-"""Failed or unreadable runs that a text names."""
+"""Failed runs that a text lists."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,14 @@ class Sweep(Result):
     Attributes:
         rules: model selection rules.
         found: planned runs, and the scores of finished ones.
-        missing: number of runs that were missing before this call.
-        seconds: estimated duration of the missing runs, one after another; ``None`` if unknown.
+        folder: folder of the runs and tables.
         failed: identities of failed runs, with their errors; the same call repeats them.
-        saved: folders that :meth:`save` has written to.
     """
 
     rules: Sequence[str]
     found: selection.Sweep
-    """Which runs there should be, and what those that are there measured."""
-    missing: int = 0
-    """Runs that were still to do before this call."""
-    seconds: float | None = None
-    """About how long those take one after another; ``None`` where nothing like them has been run."""
+    folder: Path
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Identities of the runs that failed, with the error; the same call runs them again."""
-    saved: list[Path] = field(default_factory=list)
-    """The folders that :meth:`save` has written to."""
 
     @cached_property
     def results(self) -> dict[str, list[dict[str, Any]]]:
@@ -67,15 +59,7 @@ class Sweep(Result):
         names = self.found.datasets
         return {rule: [selection.results(self.found, n, rule) for n in names] for rule in self.rules}
 
-    @property
-    def plan(self) -> str:
-        """The numbers of runs and of remaining runs, and their estimated duration."""
-        from shoal.report.compare import _hours
-
-        about = f" (about {_hours(self.seconds)} of training)" if self.seconds and self.missing else ""
-        return f"{len(self.found.planned):,} runs, {self.missing:,} remaining{about}."
-
-    def _shown(self, rule: str, form: str = "text") -> tuple[list[str], list[str]]:
+    def _tables(self, rule: str, form: str = "text") -> tuple[list[str], list[str]]:
         """Tables, one per dataset and one over several, and how their numbers came about."""
         from shoal.report import domainbed as view
 
@@ -86,22 +70,22 @@ class Sweep(Result):
 
     @property
     def problems(self) -> list[str]:
-        """The errors of failed runs; the same call repeats these runs from their last checkpoints."""
+        """The errors of failed runs; the same call repeats these runs."""
         return [f"failed: {error}" for error in self.failed.values()]
 
     def __str__(self) -> str:
         parts = []
         for rule in self.rules:
-            tables, notes = self._shown(rule)
+            tables, notes = self._tables(rule)
             parts += [f"{rule}:", *tables, "\n".join(notes)]
         names = ", ".join(f"sweep-{rule}.{{{','.join(FORMATS)}}}" for rule in self.rules)
-        saved = [f"Saved in {folder}: {names}, sweep.json." for folder in self.saved[-1:]]
-        return "\n\n".join([*parts, *self.problems[:SHOWN], *saved])
+        saved = f"Saved in {self.folder}: {names}, sweep.json."
+        return "\n\n".join([*parts, *self.problems[:SHOWN], saved])
 
     def _repr_html_(self) -> str:
         parts = []
         for rule in self.rules:
-            tables, notes = self._shown(rule, "html")
+            tables, notes = self._tables(rule, "html")
             parts += [f"<h4>{escape(rule)}</h4>", *tables, *(f"<p>{escape(note)}</p>" for note in notes)]
         return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in self.problems[:SHOWN])])
 
@@ -119,8 +103,7 @@ class Sweep(Result):
             for result in results
             for choice in result["choices"]
         ]
-        names = {"trial": "seed", "draw": "trial"}
-        return pandas.DataFrame(rows).rename(columns=names)
+        return pandas.DataFrame(rows)
 
     def save(self, path: str | Path) -> Path:
         """Write the tables as Markdown, LaTeX, CSV and HTML, and ``sweep.json``.
@@ -134,11 +117,10 @@ class Sweep(Result):
         make_folder(folder)
         for rule in self.rules:
             for ending, form in FORMATS.items():
-                tables, notes = self._shown(rule, form)
+                tables, notes = self._tables(rule, form)
                 text = "\n\n".join([*tables, *(notes if ending == "md" else [])])
                 write_atomically(folder / f"sweep-{rule}.{ending}", f"{text}\n".encode())
         write_atomically(folder / "sweep.json", dump_json(self.results))
-        self.saved.append(folder)
         return folder
 
 
@@ -146,7 +128,7 @@ class Sweep(Result):
 def sweep(
     datasets: Names,
     *,
-    algorithms: Names,
+    algorithms: Algorithms,
     seeds: Few = 3,
     search: Few = 20,
     rules: Sequence[Rule] = ("training", "oracle"),
@@ -163,8 +145,8 @@ def sweep(
 
     Args:
         datasets: names of datasets (`shoal list datasets`).
-        algorithms: names of algorithms (`shoal list algorithms`); fish:regrouped is the control of Fish with
-            random grouping.
+        algorithms: algorithms (`shoal list algorithms`), or files of your own such as my_algorithm.py;
+            fish:regrouped is the control of Fish with random grouping. In Python also classes.
         seeds: number of seeds, each with its own split of the data.
         search: number of hyperparameter trials per seed: the defaults, then random search.
         rules: model selection rules: training, leave-one-out (many more runs) or oracle.
@@ -184,34 +166,26 @@ def sweep(
     for name in ("lr", "batch_size", "settings", "seed", "select"):
         if name in options:
             raise InputError("is set by the protocol of DomainBed; use shoal.compare.", name)
-    names, rows = listed_names(datasets), listed_names(algorithms)
+    names, rows = listed_names(datasets), listed_algorithms(algorithms)
     for name, values in (("datasets", names), ("algorithms", rows), ("rules", rules)):
         if not values:
             raise InputError("must not be empty.", name)
-    if own := [name for name in names if Path(name).suffix and Path(name).is_file()]:
-        raise InputError(f"a sweep takes built-in datasets, and {own[0]!r} is a file; use `shoal compare`.")
+    if files := [name for name in names if Path(name).suffix and Path(name).is_file()]:
+        raise InputError(f"a sweep takes built-in datasets, and {files[0]!r} is a file; use `shoal compare`.")
     full = with_defaults(options, SweepOptions)
-    progress = bool(full["progress"])
-    where = {name: full[name] for name in ("engine", "device", "jobs")}
     training = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
-    given: dict[str, Any] = {"steps": 5001, **training, **model_fields(options)}
-    given |= {"trials": seeds, "draws": search}
+    fields: dict[str, Any] = {**training, **model_fields(options), "seeds": seeds, "search": search}
     pairs = any(selection.RULES[rule].pairs for rule in rules)
+    where = {name: full[name] for name in ("engine", "device", "jobs")} | {"progress": bool(full["progress"])}
     with datasets_in(data_dir):
-        configs = protocol.plan(dict.fromkeys(names, data_options or {}), rows, pairs=pairs, **given)
+        configs = protocol.plan(dict.fromkeys(names, data_options or {}), rows, pairs=pairs, **fields)
+        make_folder(out, kind="sweep")
         store = Store(Path(out) / "runs")
-        missing = list({c.identity: c for c in store.missing(configs)}.values())
-        records = store.found(configs)
-        seconds = protocol.expected_seconds(missing, records)
-        result = Sweep(rules, selection.sweep(configs, records), len(missing), seconds)
-        make_folder(out)
-        if progress and seconds:
-            print(result.plan, file=sys.stderr, flush=True)
-        portion = full["jobs"] or os.cpu_count() or 1
-        failed, left = _run(missing, store, {**where, "progress": progress}, budget, portion)
-    if left and progress:
-        print(f"The time budget is used up; {left:,} runs remain. The same call continues.", file=sys.stderr)
-    result = replace(result, found=selection.sweep(configs, store.found(configs)), failed=failed)
+        failed, remaining = _run(configs, store, where, budget)
+    if remaining and where["progress"]:
+        message = f"The time budget is used up; {remaining:,} runs remain. The same call continues."
+        print(message, file=sys.stderr)
+    result = Sweep(rules, selection.sweep(configs, store.found(configs)), Path(out), failed)
     if failed and not result.found.runs:
         raise ChildProcessError(f"every run failed, such as: {next(iter(failed.values()))}")
     result.save(out)
@@ -219,17 +193,20 @@ def sweep(
 
 
 def _run(
-    missing: Sequence[RunConfig], store: Any, options: dict[str, Any], budget: float | None, portion: int
+    configs: Sequence[RunConfig], store: Store, where: dict[str, Any], budget: float | None
 ) -> tuple[dict[str, str], int]:
-    """What failed, and how many were not run: with a budget, each portion is as large as its time allows."""
+    """Errors of failed runs, and how many were not started: with a budget, runs are started in portions, each
+    as large as the pace of the last one allows."""
     from shoal.experiments.execute import execute
 
-    end = time.monotonic() + 60 * (budget or 0)
-    portion = len(missing) if budget is None else portion
+    missing = list({c.identity: c for c in store.missing(configs)}.values())
+    if budget is None:
+        return dict(execute(missing, store, **where).failed), 0
+    end, portion = time.monotonic() + 60 * budget, where["jobs"] or os.cpu_count() or 1
     failed: dict[str, str] = {}
     while missing and portion > 0:
-        began = time.monotonic()
-        failed |= execute(missing[:portion], store, **options).failed
-        each = (time.monotonic() - began) / len(missing[:portion])
-        missing, portion = missing[portion:], int((end - time.monotonic()) / max(each, 1e-3))
+        start = time.monotonic()
+        failed |= execute(missing[:portion], store, **where).failed
+        pace = (time.monotonic() - start) / len(missing[:portion])
+        missing, portion = missing[portion:], int((end - time.monotonic()) / max(pace, 1e-3))
     return failed, len(missing)

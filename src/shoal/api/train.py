@@ -141,7 +141,7 @@ class Run(Result):
 
 @public("steps", "batch_size", "lr", "settings", "seed", "model", "metric", "device")
 def train(
-    algorithm: str,
+    algorithm: str | type,
     data: Any,
     *,
     held_out: Names | None = None,
@@ -159,7 +159,8 @@ def train(
 
     Args:
         algorithm: name of an algorithm, a baseline, or a recipe for pretrained models such as auto or erm++
-            (`shoal list algorithms`).
+            (`shoal list algorithms`), or my_algorithm.py, a file with an algorithm of your own. In Python
+            also a class.
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
             folder of images arranged as folder/domain/class. In Python also a DataFrame, arrays (X, y,
             domains), a mapping of columns, or a Hugging Face dataset.
@@ -178,7 +179,8 @@ def train(
         raise InputError("logs a single run; use seed instead of seeds.", "wandb")
     with datasets_in(options.get("data_dir")), warnings.catch_warnings():
         config, source, rate = configuration(algorithm, data, held_out, options)
-        name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
+        method = config.name.lower() if "." in config.algorithm else config.algorithm
+        name = f"{method}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
         folder = Path(out or Path("runs") / name)
         if full["progress"]:
             lines = [*source.notes(), *([f"{rate[0].upper()}{rate[1:]}."] if rate else [])]
@@ -196,9 +198,10 @@ def train(
 
 
 def configuration(
-    algorithm: str, data: Any, held_out: Names | None, options: Mapping[str, Any]
+    algorithm: str | type, data: Any, held_out: Names | None, options: Mapping[str, Any]
 ) -> tuple[RunConfig, Source, str]:
     """The run that is asked for, its data, and what was chosen for the learning rate."""
+    from shoal.algorithms import REFERENCE, display_name, reference
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
     from shoal.experiments.run import check
@@ -209,7 +212,10 @@ def configuration(
     recipe = find_recipe(algorithm)
     if recipe is not None:
         algorithm, options = recipe.algorithm, recipe.fill(options)
-    algorithm, rate = spelled(algorithm), ""
+    algorithm, rate = reference(algorithm), ""
+    label = display_name(algorithm) if REFERENCE.fullmatch(algorithm) else recipe.name if recipe else ""
+    if not REFERENCE.fullmatch(algorithm):
+        algorithm = spelled(algorithm)
     source = find_source(data, held_out=held_out, **_some(options, DataOptions))
     if algorithm in baselines.SPACES:
         config = _baseline(algorithm, source, options)
@@ -219,7 +225,7 @@ def configuration(
             algorithm,
             **{"steps": 1000, **_some(options, TrainingOptions), **model_fields(options)},
             data_options=source.options,
-            label=recipe.name if recipe else "",
+            label=label,
         )
         if recipe is not None:
             config = with_model_options(recipe, config)

@@ -343,6 +343,13 @@ class DomainData:
     def task(self) -> Task:
         return Task(domains=len(self.splits["train"]), classes=self.classes, kind=self.kind or "")
 
+    @property
+    def label_scale(self) -> tuple[float, float]:
+        """The mean and scale by which the label of a regression was standardized."""
+        label = self.inputs.get("label")
+        known = label if isinstance(label, Mapping) and self.classes is None else {}
+        return float(known.get("mean", 0.0)), float(known.get("scale", 1.0))
+
     def split_as(self, splits: Mapping[str, Domains], notes: Mapping[str, str]) -> DomainData:
         """Return the same examples with other splits.
 

@@ -78,7 +78,7 @@ def from_table(
     doubtful cases raise a warning. Means, scales and categories are computed on training rows only. Numbers
     are standardized, categories are one-hot encoded, dates become their day, month, weekday and hour, and
     text becomes a weighted bag of words (see :class:`~shoal.data.table.Preprocessing`). In regression the
-    label is standardized as well, on the training examples, and errors are in these units.
+    label is standardized as well, on the training examples; scores are in its own units.
 
     Args:
         table: CSV, Parquet or Excel file, DataFrame, or mapping of columns.
@@ -137,7 +137,7 @@ def from_table(
         input_shape=(how.width,),
         model=MODELS[1],
         notes=notes,
-        measures=("accuracy", "AUC") if target.classes == 2 else (),
+        measures={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
         class_names=target.names,
         inputs=how.to_dict(),
         entities=entities,
@@ -581,8 +581,6 @@ def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | N
         )
         if how.dropped:
             notes["columns"] = "; ".join(f"{name!r} {why}" for name, why in how.dropped.items())
-        if not target.names:
-            notes["units"] = "errors are in units of the standard deviation of the training labels"
     small = [n for n in splits["train"].names if n not in splits["validation"].names]
     if small:
         shown = ", ".join(map(repr, small[:5])) + (", …" if len(small) > 5 else "")

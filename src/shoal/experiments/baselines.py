@@ -222,7 +222,7 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
             output=output,
             loss=float(loss.mean()),
             uncounted=data.uncounted,
-        )
+        ).in_units(*data.label_scale)
         scores[split] = scored(outcome, data.task.kind, metrics, selects, by_domain=split == "test")
     return scores
 

@@ -53,8 +53,8 @@ class _RunConfig:
         data_options: options of the dataset.
         holdout: fraction of every training domain that is held out for validation, instead of the validation
             split of the dataset.
-        protocol: split of DomainBed: ``held_out`` is a list of one or two domains, ``trial`` the number of
-            the split, ``draw`` the number of the hyperparameter trial (default: 0); see
+        protocol: split of DomainBed: ``held_out`` is a list of one or two domains, ``seed`` the seed of the
+            split, ``trial`` the number of the hyperparameter trial (default: 0); see
             :mod:`shoal.experiments.protocol`.
         label: name of the run in tables; not part of its identity.
     """
@@ -78,11 +78,11 @@ class _RunConfig:
             self._check_protocol()
 
     def _check_protocol(self) -> None:
-        check_names("part of a protocol:", self.protocol, ("held_out", "trial", "draw"))
+        check_names("part of a protocol:", self.protocol, ("held_out", "seed", "trial"))
         names = self.protocol.get("held_out")
         if not isinstance(names, (list, tuple)) or not 1 <= len(set(names)) == len(names) <= 2:
             raise InputError(f"held_out must name one domain or two different ones, got {shown(names)}.")
-        for part in ("trial", "draw"):
+        for part in ("seed", "trial"):
             coerce(Annotated[int, Range(0)], self.protocol.get(part, 0), part)
         if self.holdout is not None:
             raise InputError("a protocol splits the training domains itself.", "holdout")

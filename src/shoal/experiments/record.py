@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from shoal.errors import InputError, shown, unknown_name
 from shoal.experiments.config import RunConfig, differences
 from shoal.files import read_json
+from shoal.training.metrics import mean_over_domains
 
 SCHEMA = 3
 """Version of the format of records."""
@@ -98,7 +99,7 @@ class RunRecord:
 
     @property
     def headline(self) -> tuple[str, float | None] | None:
-        """Return the name and value of the score on the held-out domain."""
+        """Return the name and value of the score on the held-out domains."""
         return selection_score(self.chosen["test"]) if "test" in self.chosen else None
 
     def score(self, split: str, *, last: bool = False) -> float:
@@ -199,10 +200,13 @@ def _adapter() -> TypeAdapter[RunRecord]:
 
 
 def selection_score(scores: Mapping[str, Any]) -> tuple[str, float | None]:
-    """The metric of a split and its value: the average, unless the training selects by another metric."""
+    """The metric of a split and its value: the mean over domains, unless another metric selects; ``None`` if
+    it has none."""
     if name := scores.get("selects"):
         return str(name), scores["metrics"][name]
-    return str(scores["metric"]), scores["average"]
+    metric = str(scores["metric"])
+    value = mean_over_domains(metric, scores["domains"].values())
+    return metric, None if math.isnan(value) else value
 
 
 def read_record(path: Path, config: RunConfig | None = None) -> RunRecord:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from shoal import models
-from shoal.algorithms import algorithm_class, check_settings, registry
+from shoal.algorithms import REFERENCE, algorithm_class, check_settings, registry
 from shoal.data import sets
 from shoal.data.batch import DomainData, InMemory
 from shoal.data.folders import VARIABLE
@@ -82,8 +82,8 @@ def data_of(config: RunConfig, device: torch.device) -> DomainData:
     """The data of a run, in its splits."""
     options = json.dumps(dict(config.data_options), sort_keys=True)
     data = _loaded(config.dataset, options, config.holdout, device, os.environ.get(VARIABLE))
-    if config.protocol:  # not kept: all held-out domains and trials share the examples
-        data = resplit(data, config.protocol["held_out"], config.protocol["trial"])
+    if config.protocol:  # not kept: all held-out domains and seeds share the examples
+        data = resplit(data, config.protocol["held_out"], config.protocol["seed"])
     return data
 
 
@@ -316,7 +316,8 @@ def check(config: RunConfig) -> None:
     if baselines.is_one(config):
         baselines.check_baseline(config)
         return
-    if str(config.algorithm).lower().replace("_", "-") not in (known := registry.names()):
+    named = not REFERENCE.fullmatch(str(config.algorithm))
+    if named and str(config.algorithm).lower().replace("_", "-") not in (known := registry.names()):
         raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES, *recipes()])
     algorithm = algorithm_class(config.algorithm)
     check_settings(algorithm, config.settings)

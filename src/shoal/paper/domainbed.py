@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 QUICK_DATASETS = {"rotated-digits": "rotated-mnist", "coloured-digits": "coloured-mnist"}
 """What is available everywhere, and the dataset of the paper that it is like."""
 QUICK_ALGORITHMS = ("erm", "coral", "fish")
-QUICK = {"draws": 1, "steps": 40, "eval_every": 20}
+QUICK = {"search": 1, "steps": 40, "eval_every": 20}
 LEFT_OUT = (
     "One seed, the default hyperparameters without a search, few steps, small networks and, without "
     "`algorithms`, three of the ten; without `datasets`, scikit-learn's small digits in place of MNIST, "
@@ -40,7 +40,7 @@ def reproduce(request: Request) -> Reproduction:
             row.lower(): values for row, values in claim["values"].items() if row.lower() in algorithms
         }
         title = f"{name} (the paper: {claim['dataset']})" if name in QUICK_DATASETS else claim["dataset"]
-        seeds = {"trials": request.seeds or (1 if request.quick else claim.get("trials", 5))}
+        seeds = {"seeds": request.seeds or (1 if request.quick else claim.get("trials", 5))}
         rows = {algorithm: algorithm for algorithm in algorithms}
         columns.append(sweep_column(name, rows, request, QUICK, plan=seeds, title=title, paper=printed))
     words = (

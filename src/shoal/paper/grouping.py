@@ -22,7 +22,7 @@ VARIANTS = [
 ]
 SEEDS = 3
 QUICK_DATASETS = ("cdsprites", "rotated-digits")
-QUICK: dict[str, Any] = {"draws": 1, "steps": 30, "eval_every": 15}
+QUICK: dict[str, Any] = {"search": 1, "steps": 30, "eval_every": 15}
 QUICK_PASSES = 2_000
 """On CdSprites."""
 LEFT_OUT = (
@@ -63,5 +63,5 @@ def _column(name: str, claim: dict[str, Any], request: Request) -> Column:
         same: dict[str, Any] = {"preset": request.preset, "seeds": request.seeds, "quick": request.quick}
         plan = partial(recipes.runs, name, VARIANTS, **same)
         return column(plan, dataset=name, metric=recipes.headline(name), **about)
-    seeds_of = {"trials": request.seeds or (1 if request.quick else SEEDS), "draws": 1}
+    seeds_of = {"seeds": request.seeds or (1 if request.quick else SEEDS), "search": 1}
     return sweep_column(name, METHODS, request, QUICK, plan=seeds_of, **about)

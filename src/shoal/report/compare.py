@@ -148,10 +148,11 @@ def words(result: Mapping[str, Any]) -> list[str]:
     took = _hours(result["seconds"])
     lines.append(f"{ran:,} runs of {result['steps']:,} steps{on}{more}, {took} of training.")
     if has_intervals(result):
+        folds = f" in {result['folds']} folds" if result.get("folds") else ""
         lines.append(
             f"95 % interval: of the difference to {result['baseline']}, paired by domain over "
-            f"{len(result['held_out'])} domains (Student's t, seeds averaged), not corrected for several "
-            "rows."
+            f"{len(result['held_out'])} domains{folds} (Student's t, seeds averaged), not corrected for "
+            "several rows."
         )
     if note := result.get("units"):
         lines.append(f"{note[:1].upper()}{note[1:]}.")
@@ -188,6 +189,8 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
     rows = {row["algorithm"]: row for row in result["rows"]}
     if about["take"] is None:
         begin, few = rows[about["begin"]], _many(domains, "held-out domain")
+        if about.get("folds", domains) < domains:
+            few = f"{few} in {_many(about['folds'], 'fold')}"
         why = f"{few}; a conclusion requires at least {about['needed']}."
         first = f"Start with {_called(begin)}, the simplest algorithm. {_achieved(begin, domains, metric)}"
         return [clean(f"No recommendation: {why}"), clean(first)]

@@ -44,7 +44,7 @@ def words(results: Sequence[Result]) -> list[str]:
     """How the numbers came about, and which are missing."""
     lines = []
     for result in results:
-        trials, seeds = result["draws"], len(result["trials"])
+        trials, seeds = result["search"], len(result["seeds"])
         over = f"mean ± standard error over {seeds} seeds" if seeds > 1 else "one seed"
         among = (
             f"selected from {trials} trials of random search"

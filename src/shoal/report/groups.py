@@ -247,19 +247,18 @@ def _sweep(runs: Sequence[Run]) -> Group:
     for row in whole:
         row["rank"] = 1 + sum(worth(other) < worth(row) - 1e-12 for other in whole)
     rows.sort(key=lambda row: (row["rank"] is None, row["rank"], worth(row)))
-    picked = {(c["algorithm"], (c["held_out"],), c["trial"], c["draw"]) for c in found["choices"]}
+    picked = {(c["algorithm"], (c["held_out"],), c["seed"], c["trial"]) for c in found["choices"]}
     chosen = frozenset(r.identity for r in runs if selection.key_of(r.record.config)[1:] in picked)
     result = found | {
         "lower_is_better": lower,
         "baseline": next((r["algorithm"] for r in rows if r["algorithm"] == compare.BASELINE), None),
         "recommendation": None if found["missing"] else compare.recommendation(rows, lower),
-        "seeds": found["trials"],
         "trials": [],
         "rows": rows,
         "runs": len(runs),
         "runs_missing": len(found["missing"]),
     }
-    trials = f"{found['draws']} trial{'s' * (found['draws'] != 1)} of random search"
+    trials = f"{found['search']} trial{'s' * (found['search'] != 1)} of random search"
     rule = f"Hyperparameters and step: {found['words']}, among {trials}."
     return Group("sweep", result, runs, chosen, rule)
 

@@ -22,7 +22,7 @@ from shoal.data.sampler import key
 from shoal.errors import unknown_name
 from shoal.losses import find_terms
 from shoal.models.calling import call
-from shoal.training.metrics import METRICS, NONE, Metric, Outcome, usual
+from shoal.training.metrics import METRICS, NONE, Metric, Outcome, mean_over_domains, usual
 from shoal.training.processes import Processes
 
 MOST_DOMAINS = 5000
@@ -40,9 +40,10 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """One number a domain: the mean squared error in regression, else accuracy (over labels or positions).
+    """The score of each domain: the mean squared error in regression, in the units of the label, otherwise
+    accuracy (over labels or positions).
 
-    Beside these, ``more`` has whatever else was to be measured, by name; see :mod:`shoal.training.metrics`.
+    ``more`` has further metrics by name; see :mod:`shoal.training.metrics`.
     """
 
     metric: str
@@ -55,9 +56,9 @@ class Scores:
     """The training's loss, a mean over examples, with their weights where they have some."""
     more: Mapping[str, float] = field(default_factory=dict)
     selects: str | None = None
-    """Which of ``more`` a training is judged by; ``None``: the average."""
+    """The metric in ``more`` that selects steps; ``None``: the mean over domains."""
     higher: bool | None = None
-    """Whether higher is better in what selects, where that is not the average."""
+    """Whether higher values of that metric are better."""
     sampled: tuple[int, int] | None = None
     """How many examples of how many were scored, where it was not all of them."""
     by_domain: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
@@ -65,17 +66,19 @@ class Scores:
 
     @property
     def mean(self) -> float:
-        """Over domains, each counted once."""
-        return float(np.mean(self.values))
+        """Over domains, each counted once; see :func:`~shoal.training.metrics.mean_over_domains`."""
+        return mean_over_domains(self.metric, self.values)
 
     @property
     def worst(self) -> float:
-        return min(self.values) if self.metric == "accuracy" else max(self.values)
+        """Of the domains that have a score."""
+        known = [v for v in self.values if not math.isnan(v)]
+        return (min if self.metric == "accuracy" else max)(known, default=math.nan)
 
     @property
-    def judged(self) -> float:
-        """What selects."""
-        return self.average if self.selects is None else self.more[self.selects]
+    def selection_score(self) -> float:
+        """The value that selects steps: the mean over domains, or another metric."""
+        return self.mean if self.selects is None else self.more[self.selects]
 
     def __getitem__(self, name: str) -> float:
         """Of a domain, or else what was measured under this name."""
@@ -86,8 +89,8 @@ class Scores:
         raise unknown_name("domain", name, self.names)
 
     def better_than(self, other: Scores) -> bool:
-        """By what selects; a NaN is never better, and anything is better than it."""
-        mine, theirs = self.judged, other.judged
+        """By the selection score; a NaN is never better, and anything is better than it."""
+        mine, theirs = self.selection_score, other.selection_score
         if math.isnan(mine) or math.isnan(theirs):
             return math.isnan(theirs) and not math.isnan(mine)
         higher = self.metric == "accuracy" if self.higher is None else self.higher
@@ -166,7 +169,8 @@ class Evaluator:
     Several ``processes`` take a share each. ``watch`` is called before each batch, in every process equally
     often, and may raise to abandon the evaluation. A batch that does not fit in memory is taken in pieces.
     ``selects`` is the one of ``metrics`` that selects weights; groups in ``uncounted`` are never the worst.
-    ``enter`` is applied to inputs on the device.
+    ``enter`` is applied to inputs on the device. ``label_scale`` is the mean and scale by which the label of
+    a regression was standardized; scores are in its own units.
     """
 
     def __init__(
@@ -186,7 +190,9 @@ class Evaluator:
         uncounted: frozenset[str] = frozenset(),
         watch: Watch | None = None,
         enter: Callable[[Any], Any] | None = None,
+        label_scale: tuple[float, float] = (0.0, 1.0),
     ) -> None:
+        self.label_scale = label_scale
         self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
         self.truth: dict[str, np.ndarray] = {}
         self.watch, self.pieces = watch, 1
@@ -388,6 +394,7 @@ class Evaluator:
             sizes=sizes,
             counts=kept.get("counts", {}).get(name, NONE),
         )
+        outcome = outcome.in_units(*self.label_scale)
         sampled, test = self.sampled.get(name), name == "test"
         return scored(outcome, self.task.kind, self.metrics, self.selects, sampled, by_domain=test)
 

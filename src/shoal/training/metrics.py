@@ -98,6 +98,21 @@ class Outcome(NamedTuple):
             sums = np.add.reduceat((self.points * self.sizes)[which], starts)
             return sums / np.add.reduceat(self.sizes[which], starts)
 
+    def in_units(self, mean: float, scale: float) -> Outcome:
+        """Return the same results in the units of a label that was standardized to (label − mean) / scale.
+
+        Args:
+            mean: mean of the label.
+            scale: scale of the label.
+        """
+        if (mean, scale) == (0.0, 1.0):
+            return self
+
+        def own(values: Array) -> Array:
+            return np.asarray(values, np.float64) * scale + mean if len(values) else values
+
+        return self._replace(y=own(self.y), output=own(self.output), points=self.points * scale**2)
+
     def counted(self, values: Array) -> Array:
         """Return the values of the groups that are considered for the worst group.
 
@@ -499,6 +514,8 @@ def chosen(
 ) -> tuple[list[Metric], Metric | None]:
     """Return the metrics to measure, and the one for selection.
 
+    The latter is ``None`` for the mean over domains of the default metric.
+
     Args:
         wanted: metric for selection (default: the first of ``measures``).
         measures: names of the metrics of the dataset.
@@ -510,7 +527,21 @@ def chosen(
         every = [selects, *every]
     for m in every:
         check_fits(m, kind)
-    return every, selects
+    return every, None if selects is None or selects.name == usual(kind) else selects
+
+
+def mean_over_domains(metric: str, values: Iterable[float | None]) -> float:
+    """Return the mean of a default metric over domains, each of which counts once.
+
+    A domain without an accuracy (none of its labels counts) is left out. An mse is NaN where outputs are not
+    finite, and so is then the mean.
+
+    Args:
+        metric: accuracy or mse.
+        values: score of each domain, NaN or ``None`` if it has none.
+    """
+    known = [v for v in values if v is not None and (metric == "mse" or not math.isnan(v))]
+    return float(np.mean(known)) if known else math.nan
 
 
 def check_fits(m: Metric, kind: str) -> None:

@@ -189,8 +189,8 @@ def scores_note(split: str, scores: Scores) -> str:
     """Such as "test 81.2%": what selects, named unless it is plain accuracy."""
     name = scores.metric if scores.selects is None else scores.selects
     if name == "accuracy":
-        return f"{split} {scores.average:.1%}"
-    return f"{split} {name} {scores.judged:.3g}"
+        return f"{split} {scores.selection_score:.1%}"
+    return f"{split} {name} {scores.selection_score:.3g}"
 
 
 def columns(text: str) -> int:

@@ -176,7 +176,7 @@ class Selection:
                 if found[each].better_than(found[alpha]):
                     alpha = each
             evaluator.loader.close()
-            values = {a: found[a].judged for a in ALPHAS}
+            values = {a: found[a].selection_score for a in ALPHAS}
             self.interpolation["scores"] = {f"{a:g}": v if isfinite(v) else None for a, v in values.items()}
         else:
             assert isinstance(chosen, float)

@@ -311,6 +311,7 @@ class Setup:
             selects=self.selects,
             uncounted=self.data.uncounted,
             watch=self.watch,
+            label_scale=self.data.label_scale,
         )
 
     def _autocast(self) -> AbstractContextManager[Any]:
