@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import platform
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -172,6 +173,7 @@ def diagnose_tests(times: int, seed: int) -> dict[str, Counter[str]]:
             counts["any, corrected (Holm)"] += min(holm([test.p for test in tests])) <= LEVEL
             average = generalization_gaps(sample, repeat)[-1]
             counts["0 outside the interval of the average gap"] += not average["low"] <= 0 <= average["high"]
+            print(f"{kind}: {repeat + 1}, {dict(counts)}", file=sys.stderr, flush=True)
         found[kind] = counts
     return found
 

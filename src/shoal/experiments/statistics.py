@@ -27,7 +27,7 @@ Array = NDArray[Any]
 Z = 1.959963984540054
 BLOCKS = 50
 """Of the jackknife, at most: its cost does not grow with the number of clusters."""
-BINS, SIMULATED = 10, 200
+BINS, SIMULATED = 10, 500
 """Of the calibration: bins of the probability, and simulations of perfect calibration."""
 CLASSIFICATION = ("accuracy", "balanced accuracy", "AUC", "average precision", "log loss", "Brier score")
 REGRESSION = ("MAE", "RMSE", "R²", "mean error")
@@ -305,4 +305,8 @@ def calibration(
         ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": int(own.sum())}
         mean = {"predicted": float(stated[own].mean()), "observed": share.value}
         bins.append({**ends, **mean, "low": share.low, "high": share.high})
-    return {"error": error(happened), "chance": float(np.quantile(simulated, 0.95)), "bins": bins}
+    return {
+        "error": error(happened),
+        "chance": float(np.quantile(simulated, 0.95, method="higher")),
+        "bins": bins,
+    }
