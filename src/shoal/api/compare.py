@@ -155,7 +155,7 @@ def compare(
     Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every
     algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed,
     the trial with the best validation score on the training domains is selected. On tabular data, the
-    gradient boosting and a linear model of scikit-learn are included under the same protocol. The simplest
+    gradient boosting and a linear model are included under the same protocol. The simplest
     algorithm within one standard error of the best is recommended. Finished runs are saved in ``out``; the
     same call runs only those that are missing.
 
@@ -166,7 +166,7 @@ def compare(
         algorithms: algorithms to compare, or all (default: all; for your own data a selection with controls,
             and for pretrained models recipes such as erm++); fish:regrouped is the control of Fish with
             random grouping.
-        baselines: include baselines such as the gradient boosting of scikit-learn.
+        baselines: include baselines, such as the gradient boosting of LightGBM.
         held_out: domains to hold out (default: every domain that can be scored, or the dataset's test
             domain).
         folds: number of groups in which domains are held out (default: one domain at a time if there are at

@@ -85,7 +85,7 @@ class Layout:
     """How many are trained on."""
     classes: int | None
     flat: bool = field(default=False, compare=False)
-    """Whether examples are rows of numbers, so that scikit-learn's baselines belong to the comparison."""
+    """Whether examples are rows of numbers, so that baselines belong to the comparison."""
     labelled: bool = field(default=False, compare=False)
     """Whether labels are known without reading examples, so that the majority class does."""
     usual: Mapping[str, Any] = field(default_factory=dict, compare=False)
