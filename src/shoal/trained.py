@@ -184,7 +184,7 @@ class Trained(nn.Module):
             workers: number of processes that load examples.
             column: text column of a table, for text models.
         """
-        return self.labels(self._all_outputs(source, batch_size, workers, column))
+        return self.labels(self._warned(source, batch_size, workers, column))
 
     @checked
     def predict_proba(
@@ -200,7 +200,14 @@ class Trained(nn.Module):
         """
         if self.about.task == "regression":
             raise InputError("this model is a regression model and has no probabilities.")
-        return self.probabilities(self._all_outputs(source, batch_size, workers, column))
+        return self.probabilities(self._warned(source, batch_size, workers, column))
+
+    def _warned(self, *args: Any) -> NDArray[Any]:
+        """The outputs, with a warning for each doubt about the input."""
+        _, outputs, source_reader = self.run(*args)
+        for note in source_reader.doubts:
+            warnings.warn(note, stacklevel=4)
+        return outputs
 
     def score(
         self, data: Any, *, label: str | None = None, domain: str | None = None, group: str | None = None
@@ -283,14 +290,23 @@ class Trained(nn.Module):
             known = source_reader.answers(output.astype(np.float64)) if self.about.classes is None else output
             yield batch, known
 
-    def _all_outputs(self, source: Any, batch_size: int, workers: int, column: str | None) -> NDArray[Any]:
+    def run(
+        self, source: Any, batch_size: int = 256, workers: int = 0, column: str | None = None
+    ) -> tuple[list[str], NDArray[Any], Reader]:
+        """Return the names of all examples, their outputs, and the reader with its notes on the input.
+
+        Args:
+            source: as in :meth:`predict`.
+            batch_size: number of examples per batch.
+            workers: number of processes that load examples.
+            column: text column of a table, for text models.
+        """
         source_reader = self.reader(source, column=column)
-        outputs = [output for _, output in self.outputs(source_reader, source, batch_size, workers)]
-        if not outputs:
+        parts = list(self.outputs(source_reader, source, batch_size, workers))
+        if not parts:
             raise InputError("the input is empty.")
-        for note in source_reader.doubts:
-            warnings.warn(note, stacklevel=4)
-        return np.concatenate(outputs)
+        names = [name for batch, _ in parts for name in batch.names]
+        return names, np.concatenate([output for _, output in parts]), source_reader
 
     def labels(self, outputs: NDArray[Any]) -> NDArray[Any]:
         """Convert outputs of the network to predictions.

@@ -1,208 +1,112 @@
-"""Baselines as models: what scikit-learn fitted is loaded, used and exported as any other network."""
+"""Baselines: fitted by scikit-learn and LightGBM, then loaded, used and exported as any model."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 import shoal
+from shoal.api.exporting import write_network
 from shoal.errors import InputError
 from shoal.experiments import baselines
-from shoal.experiments.config import RunConfig
-from shoal.models import build
-
-
-def fitted(name: str, x: Any, y: Any, classes: int | None, **chosen: Any) -> baselines.Fitted:
-    return baselines._fit(RunConfig("table", name, 1, settings=chosen), x, y, classes)
-
-
-def applied(network: torch.nn.Module, x: Any) -> Any:
-    with torch.no_grad():
-        return network(torch.from_numpy(x)).double()
-
-
-def made_up(seed: int, classes: int | None, rows: int = 150, width: int = 4) -> tuple[Any, Any]:
-    """Numbers of all sizes, many of them equal, so that values lie on thresholds."""
-    draw = np.random.default_rng(seed)
-    x = (np.round(draw.normal(size=(rows, width)), 1) * 10.0 ** draw.integers(-3, 4, width)).astype(
-        np.float32
-    )
-    score = x[:, 0] / np.abs(x[:, 0]).max() + draw.normal(0, 0.3, rows)
-    if classes is None:
-        return x, score.astype(np.float32)
-    return x, np.searchsorted(np.quantile(score, np.linspace(0, 1, classes + 1)[1:-1]), score)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    st.integers(0, 10**6), st.sampled_from([None, 2, 3, 5]), st.sampled_from([baselines.BOOSTING, "linear"])
-)
-def test_the_network_is_what_scikit_learn_fitted(seed: int, classes: int | None, name: str) -> None:
-    pytest.importorskip("sklearn")
-    if name == "linear":
-        name = baselines.RIDGE if classes is None else baselines.LOGISTIC
-    x, y = made_up(seed, classes)
-    kept = fitted(name, x, y, classes)
-    steps = [step for step, _ in kept.outputs(x)]
-    for step, outputs in kept.outputs(x):
-        if step not in (steps[0], steps[-1]):
-            continue
-        found = applied(kept.network(step), x)
-        if classes is None:
-            np.testing.assert_allclose(found.numpy(), outputs, atol=1e-5)
-            continue
-        wanted = np.exp(outputs)
-        np.testing.assert_allclose(found.softmax(1).numpy(), wanted, atol=1e-6)
-        clear = np.diff(np.sort(wanted, 1)[:, -2:], axis=1)[:, 0] > 1e-6
-        assert (found.argmax(1).numpy() == wanted.argmax(1))[clear].all()
-
-
-@pytest.mark.parametrize("name", [baselines.BOOSTING, baselines.LOGISTIC, baselines.MAJORITY])
-@pytest.mark.parametrize("present", [(0, 2, 3), (1, 3), (2,)])
-def test_classes_that_no_training_example_has(name: str, present: tuple[int, ...]) -> None:
-    pytest.importorskip("sklearn")
-    x, y = made_up(0, len(present))
-    kept = fitted(name, x, np.array(present)[y], 4)
-    ((step, outputs),) = list(kept.outputs(x))[-1:]
-    found = applied(kept.network(step), x).softmax(1).numpy()
-    assert found.shape == (len(x), 4)
-    np.testing.assert_allclose(found[:, present], np.exp(outputs)[:, present], atol=1e-6)
-    absent = [c for c in range(4) if c not in present]
-    assert found[:, absent].max() <= baselines.LEAST
-
-
-def test_the_majority() -> None:
-    x, y = np.zeros((10, 2), np.float32), np.array([0] * 3 + [1] * 5 + [2] * 2)
-    kept = fitted(baselines.MAJORITY, x, y, 3)
-    np.testing.assert_allclose(applied(kept.network(1), x).softmax(1)[0], [0.3, 0.5, 0.2], atol=1e-6)
-    kept = fitted(baselines.MAJORITY, x, y.astype(np.float32), None)
-    np.testing.assert_allclose(applied(kept.network(1), x), [0.9] * 10, atol=1e-6)
-    assert set(baselines.CONTROLS) < set(baselines.names(2)) & set(baselines.names(None))
-
-
-def test_large_tables_get_fewer_rounds_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
-    x, y = made_up(4, 2)
-    work = baselines._work(fitted(baselines.BOOSTING, x, y, 2).model)
-    monkeypatch.setattr(baselines, "WORK", work // 3)
-    kept = fitted(baselines.BOOSTING, x, y, 2)
-    steps = [step for step, _ in kept.outputs(x)]
-    assert steps[:-1] == [20, 40, 60]
-    assert 60 < steps[-1] < 80
-    assert kept.note == f"{steps[-1]} rounds instead of 200, for a table of this size"
-    again = fitted(baselines.BOOSTING, x, y, 2)
-    assert np.array_equal(again.model.predict_proba(x), kept.model.predict_proba(x))
-    monkeypatch.setattr(baselines, "SECONDS", 0.0)
-    kept = fitted(baselines.BOOSTING, x, y, 2)
-    assert [step for step, _ in kept.outputs(x)] == [baselines.LOOK]
-    assert "on this machine" in kept.note
-
-
-# Trees that come from anybody
-
-
-def ensemble() -> torch.nn.Module:
-    """x₀ ≤ 1 → 5; else x₁ ≤ 2 → 6 or 7; and a tree that is one leaf."""
-    network = build("tree-ensemble", input_shape=(2,), classes=None, seed=0, nodes=6, trees=2, scores=1)
-    network.load_state_dict(parts())
-    return network
-
-
-def parts() -> dict[str, torch.Tensor]:
-    return {
-        "features.roots": torch.tensor([0, 5]),
-        "features.feature": torch.tensor([0, 0, 1, 0, 0, 0]),
-        "features.threshold": torch.tensor([1.0, 0, 2, 0, 0, 0]),
-        "features.left": torch.tensor([1, 1, 3, 3, 4, 5]),
-        "features.right": torch.tensor([2, 1, 4, 3, 4, 5]),
-        "features.value": torch.tensor([0.0, 5, 0, 6, 7, 0.5]),
-        "head.0.weight": torch.ones(1, 1),
-        "head.0.bias": torch.zeros(1),
-    }
-
-
-def test_trees_by_hand() -> None:
-    x = np.array([[1, 9], [1.0001, 2], [3, 2.5]], np.float32)
-    assert applied(ensemble(), x).tolist() == [5.5, 6.5, 7.5]
-
-
-@pytest.mark.parametrize(
-    ("name", "place", "value", "message"),
-    [
-        ("left", 0, 6, "'left' has a number that is out of range"),
-        ("right", 2, 0, "'right' has a number that is out of range"),  # back to the root, for ever
-        ("right", 0, -1, "'right' has a number that is out of range"),
-        ("roots", 1, 6, "'roots' has a number that is out of range"),
-        ("feature", 2, 2, "'feature' has a number that is out of range"),
-        ("left", 1, 2, "only one child"),
-        ("threshold", 0, float("nan"), "'threshold' has a number that is not finite"),
-        ("value", 1, float("inf"), "'value' has a number that is not finite"),
-    ],
-)
-def test_damaged_trees_are_refused(name: str, place: int, value: Any, message: str) -> None:
-    damaged = parts()
-    damaged[f"features.{name}"][place] = value
-    with pytest.raises(InputError, match=message):
-        ensemble().load_state_dict(damaged)
-
-
-def test_trees_without_an_end_are_refused() -> None:
-    count = 4003
-    network = build("tree-ensemble", input_shape=(1,), classes=None, seed=0, nodes=count, trees=1, scores=1)
-    state = network.state_dict()
-    inner = torch.arange(0, count - 2, 2)
-    state["features.left"][inner], state["features.right"][inner] = inner + 1, inner + 2
-    with pytest.raises(InputError, match="deeper than 1,000 levels"):
-        network.load_state_dict(state)
-
-
-# Trained as any algorithm
+from shoal.models.baseline import BoostedBaseline
 
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    age, colour = draw.normal(50, 10, 160), draw.choice(["red", "blue"], 160)
-    risk = age + 10 * (colour == "red") + draw.normal(0, 4, 160)
+    rng = np.random.default_rng(0)
+    age, colour = rng.normal(50, 10, 160), rng.choice(["red", "blue"], 160)
+    risk = age + 10 * (colour == "red") + rng.normal(0, 4, 160)
     lines = [
-        f"{a:.2f},{c},{'abc'[n % 3]},{'yes' if r > 55 else 'no'},{r:.1f}"
+        f"{a:.2f},{c},{'abc'[n % 3]},{'yes' if r > 55 else 'no'},{'lmh'[int(r > 50) + int(r > 60)]},{r:.1f}"
         for n, (a, c, r) in enumerate(zip(age, colour, risk, strict=True))
     ]
-    Path("t.csv").write_text("\n".join(["age,colour,site,ill,risk", *lines]))
-    own = {"data": "t.csv", "domain": "site", "held_out": "b", "label": "ill", "drop": ["risk"]}
-    return {**own, "out": "run", "progress": False}
+    Path("t.csv").write_text("\n".join(["age,colour,site,ill,grade,risk", *lines]))
+    return {"data": "t.csv", "domain": "site", "held_out": "b", "out": "run", "progress": False}
+
+
+def of(label: str) -> dict[str, Any]:
+    return {"label": label, "drop": [name for name in ("ill", "grade", "risk") if name != label]}
 
 
 @pytest.mark.parametrize(
-    "name", ["majority", "logistic-regression", "gradient-boosting", "ridge-regression", "regression trees"]
+    ("name", "label"),
+    [
+        ("majority", "ill"),
+        ("logistic-regression", "grade"),
+        ("gradient-boosting", "ill"),
+        ("gradient-boosting", "grade"),
+        ("ridge-regression", "risk"),
+        ("gradient-boosting", "risk"),
+    ],
 )
-def test_trained_used_and_exported_like_any_run(name: str, table: dict[str, Any]) -> None:
-    pytest.importorskip("sklearn")
-    numbers = name in ("ridge-regression", "regression trees")
-    table |= {"label": "risk", "drop": ["ill"]} if numbers else {}
-    name = baselines.BOOSTING if name == "regression trees" else name
-    scores = shoal.train(name, **table).record.chosen["test"]
-    model = shoal.load("run")
+def test_trained_used_and_exported_like_any_run(name: str, label: str, table: dict[str, Any]) -> None:
+    run = shoal.train(name, **table, **of(label))
+    scores, model = run.record.chosen["test"], shoal.load("run")
     found = model.predict("t.csv")
     rows = np.array([line.split(",") for line in Path("t.csv").read_text().splitlines()[1:]])
-    test = rows[:, 2] == "b"
-    truth = rows[test, 4].astype(float) if numbers else rows[test, 3]
-    if numbers:
-        error = np.square(found[test] - truth).mean()
+    truth, test = rows[:, {"ill": 3, "grade": 4, "risk": 5}[label]], rows[:, 2] == "b"
+    if label == "risk":
+        error = np.square(found - truth.astype(float))[test].mean()
         assert error == pytest.approx(scores["average"], rel=1e-4)
     else:
-        assert (found[test] == truth).mean() == pytest.approx(scores["average"])
-    assert shoal.train(name, **table).record.chosen["test"] == scores
-    shoal.export("run", "m.pt2", format="torch-export")
-    assert Path("m.pt2").exists()
+        assert (found == truth)[test].mean() == pytest.approx(scores["average"])
+        assert model.score("t.csv").overall.rows == 160
+    assert run.record.rule == "best on validation, refitted with the validation data"
+    assert shoal.train(name, **table, **of(label)).record.chosen["test"] == scores  # it is not fitted again
+    model.save("copy")
+    np.testing.assert_array_equal(shoal.load("copy").predict("t.csv"), found)
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(model.export("m.onnx").path))
+    inputs = {"age": rows[:, :1].astype(float), "colour": rows[:, 1:2].astype(object)}
+    if label == "risk":
+        np.testing.assert_allclose(session.run(["prediction"], inputs)[0], found, rtol=1e-5)
+    else:
+        answers = session.run(["label", "probabilities"], inputs)
+        assert answers[0].tolist() == found.tolist()
+        np.testing.assert_allclose(answers[1], model.predict_proba("t.csv"), atol=1e-6)
+    for file in ("m.pt2", "m.safetensors"):
+        with pytest.raises(InputError, match=f"^format: a {name} model can only be exported as onnx"):
+            model.export(file)
+    with pytest.raises(InputError, match="not the finished training of a network"):
+        shoal.soup(["run", "copy"])
+
+
+@pytest.mark.parametrize("name", ["majority", "logistic-regression", "gradient-boosting"])
+@pytest.mark.parametrize("present", [(0, 2, 3), (1, 3), (2,)])
+def test_classes_without_training_rows(
+    name: str, present: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(160, 3)), np.array(present)[np.arange(160) % len(present)]
+    y[120:] = np.arange(40) % 4  # of the held-out domain
+    shoal.train(name, (x, y, np.repeat(["a", "b", "c", "d"], 40)), held_out="d", out="run", progress=False)
+    model = shoal.load("run")
+    shares = model.predict_proba(torch.tensor(x, dtype=torch.float32))
+    assert shares.shape == (160, 4)
+    assert shares[:, [c for c in range(4) if c not in present]].max() <= 1.001e-12
+    if name == "majority":
+        np.testing.assert_allclose(shares[0, list(present)], 1 / len(present), atol=0.02)
+    assert model.export("m.onnx").difference < 1e-6
+
+
+def test_data_without_validation(tmp_path: Path) -> None:
+    for name in ("majority", "gradient-boosting"):
+        run = shoal.train(name, "linear", out=tmp_path / name, progress=False)
+        assert run.record.rule == "last step"
+
+
+def test_large_tables_get_fewer_rounds(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "CELLS", 70 * 5100 * 3)
+    record = shoal.train("gradient-boosting", **table, **of("ill")).record
+    assert [point["step"] for point in record.history[:-1]] == [20, 40, 60]
+    assert record.notes["boosting"] == "60 rounds instead of 200, for a table of this size"
 
 
 @pytest.mark.parametrize(
@@ -214,28 +118,76 @@ def test_trained_used_and_exported_like_any_run(name: str, table: dict[str, Any]
         ("logistic-regression", {"lr": 0.1}, "^lr: "),
         ("ridge-regression", {}, "does not predict classes"),
         ("gradient-bosting", {}, "Did you mean 'gradient-boosting'"),
-        ("majority", {"data": "rotated-digits", "label": None, "domain": None, "drop": None}, ""),
     ],
 )
 def test_what_cannot_be_is_named(name: str, options: Any, says: str, table: dict[str, Any]) -> None:
-    pytest.importorskip("sklearn")
     with pytest.raises(InputError, match=says):
-        shoal.train(name, **table | options)
+        shoal.train(name, **table, **of("ill"), **options)
     assert not Path("run").exists()
 
 
-def test_without_scikit_learn(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baselines, "lacking", lambda: "needs scikit-learn: pip install 'shoal[sklearn]'")
-    with pytest.raises(InputError, match="logistic-regression needs scikit-learn"):
-        shoal.train("logistic-regression", **table)
-    assert shoal.train("majority", **table).finished
-
-
-def test_damaged_trees_of_a_run_are_refused(table: dict[str, Any]) -> None:
-    pytest.importorskip("sklearn")
-    shoal.train("gradient-boosting", **table)
-    weights = load_file("run/model.safetensors")
-    weights["features.right"][0] = 0
-    save_file(weights, "run/model.safetensors")
-    with pytest.raises(InputError, match="damaged"):
+@pytest.mark.parametrize("name", ["logistic-regression", "gradient-boosting"])
+def test_damaged_files_are_refused(name: str, table: dict[str, Any]) -> None:
+    shoal.train(name, **table, **of("ill"))
+    path = next(path for path in Path("run").iterdir() if path.name in ("model.json", "model.txt"))
+    content, record = path.read_text(), json.loads(Path("run/record.json").read_text())
+    path.write_text(content.replace("1", "2", 1))
+    with pytest.raises(InputError, match="its content has changed"):
         shoal.load("run")
+    Path("run/record.json").write_text(json.dumps({**record, "files": {}}))
+    for text in (
+        "",
+        "{",
+        content[:300],
+        content.replace("[", "[1,", 1).replace("left_child=", "left_child=0 "),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match="is damaged"):
+            shoal.load("run")
+
+
+TREE = """Tree=0
+num_leaves=3
+num_cat=0
+split_feature=0 1
+threshold=1 2
+left_child=-1 -2
+right_child=1 -3
+leaf_value=5 6 7
+end of trees
+"""
+
+
+def test_a_tree_by_hand() -> None:
+    model = BoostedBaseline(TREE.encode(), 2, None, [])
+    assert model(torch.tensor([[1, 9], [1.0001, 2], [3, 2.5]])).tolist() == [5, 6, 7]
+
+
+def test_thresholds_are_not_rounded_up_in_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    low = np.float32(0.3)
+    high = np.nextafter(low, np.float32(1))
+    text = TREE.replace("threshold=1", f"threshold={float(low) * 0.25 + float(high) * 0.75}")
+    x = torch.tensor([[low, 0], [high, 0]])
+    run = write_network(BoostedBaseline(text.encode(), 2, None, []), x, tmp_path / "m.onnx", "onnx")
+    assert run(x).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("right_child=1", "right_child=0"),  # back to the root, for ever
+        ("right_child=1", "right_child=2"),
+        ("left_child=-1", "left_child=-4"),
+        ("left_child=-1 -2", "left_child=1 -2"),  # two ways to one node
+        ("split_feature=0 1", "split_feature=0 2"),
+        ("split_feature=0 1", "split_feature=0"),
+        ("threshold=1", "threshold=nan"),
+        ("leaf_value=5", "leaf_value=inf"),
+        ("num_cat=0", "num_cat=1"),
+        ("Tree=0", "Tree"),
+    ],
+)
+def test_what_is_no_tree_is_refused(change: tuple[str, str]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        BoostedBaseline(TREE.replace(*change).encode(), 2, None, [])

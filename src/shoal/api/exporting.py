@@ -165,7 +165,7 @@ def _exported(traced: tuple[nn.Module, Any, Any], inputs: Sequence[str], outputs
     """The ONNX model of a module."""
     _need("onnx", "onnxscript", "onnxruntime")
     module, args, shapes = traced
-    names = {"input_names": list(inputs), "output_names": list(outputs)}
+    names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
     program = torch.onnx.export(module, args, dynamic_shapes=shapes, dynamo=True, verbose=False, **names)
     assert program is not None
     return program.model_proto

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,40 +118,23 @@ def predict(
         workers: number of processes that load examples.
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
     """
-    import numpy as np
-
-    from shoal.files import replacing
+    from shoal.files import write_atomically
     from shoal.trained import as_trained, output_file
 
     trained = as_trained(model, device)
     if proba and trained.about.task in ("regression", "dense"):
         raise InputError(f"this is a model for {trained.about.task}; there is no column per class.", "proba")
     path = None if out is None else output_file(out, trained, data)
-    reader = trained.reader(data, column=column)
+    names, outputs, reader = trained.run(data, batch_size, workers, column)
+    p = trained.probabilities(outputs).reshape(len(outputs), -1) if proba else None
+    classes = () if p is None else trained.classes or tuple(map(str, range(p.shape[1])))
     example = "file" if trained.inputs.get("kind") == "image" else "row"
-    parts: list[Predictions] = []
-    try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(replacing(path)) if path is not None else None
-            for batch, outputs in trained.outputs(reader, data, batch_size, workers):
-                p = trained.probabilities(outputs).reshape(len(outputs), -1) if proba else None
-                classes = () if p is None else trained.classes or tuple(map(str, range(p.shape[1])))
-                part = Predictions(batch.names, trained.labels(outputs), p, classes, example)
-                if file is not None:
-                    lines = as_csv([*([] if parts else [part.columns]), *part.rows()])
-                    file.write(lines.encode("utf-8", "surrogateescape"))
-                parts.append(part)
-            if not parts:
-                raise InputError("the input is empty.")
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.", "out") from error
+    found = Predictions(names, trained.labels(outputs), p, classes, example, tuple(reader.notes), path)
+    if path is not None:
+        try:
+            write_atomically(path, as_csv([found.columns, *found.rows()]).encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.", "out") from error
     for note in reader.doubts:
         warnings.warn(note, stacklevel=3)
-    return replace(
-        parts[0],
-        names=[name for part in parts for name in part.names],
-        labels=np.concatenate([part.labels for part in parts]),
-        probabilities=np.concatenate([part.probabilities for part in parts]) if proba else None,
-        notes=tuple(reader.notes),
-        out=path,
-    )
+    return found

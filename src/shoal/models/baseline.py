@@ -139,7 +139,7 @@ def _trees(text: str, width: int) -> list[str]:
     or −1 − n for leaf n. Thresholds become the greatest float32 that is no larger: for features, which are
     float32, nothing changes, and the export to ONNX does not round them up.
     """
-    trees = []
+    trees = list[str]()
     for block in re.split(r"^Tree=\d+$", text.split("\nend of trees")[0], flags=re.MULTILINE)[1:]:
         fields = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
         value, limit = (np.array(fields[name].split(), float) for name in ("leaf_value", "threshold"))
