@@ -409,16 +409,17 @@ class TestFromTable:
         with pytest.raises(InputError, match="split 'test' would hold rows"):
             data.split_as(swapped, {})
 
-    def test_regression_is_in_units_of_the_training_labels(self) -> None:
+    def test_the_label_of_a_regression_is_standardized(self) -> None:
         table = patients()
         table["age"] = np.nan_to_num(table["age"], nan=50.0)
         data = from_table(table, label="age", domain="site", held_out="kyoto")
-        assert (data.classes, data.class_names, data.measures) == (None, (), ())
+        assert (data.classes, data.class_names, data.measures) == (None, (), ("mse", "R²"))
         examples = data.examples
         assert isinstance(examples, TableRows)
         y = examples.y[data.splits["train"].examples()]
         assert (float(y.mean()), float(y.std(correction=0))) == pytest.approx((0, 1), abs=1e-5)
         how = Preprocessing.from_dict(data.inputs)
+        assert data.label_scale == (how.label["mean"], how.label["scale"])
         assert how.predictions(examples.y.numpy()) == pytest.approx(table["age"], rel=1e-5)
         assert "different numbers" in data.notes["label"]
 

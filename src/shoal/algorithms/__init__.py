@@ -284,9 +284,6 @@ __all__ = [
     "build",
     "check_fit",
     "check_settings",
-    "display_name",
-    "reference",
     "registry",
     "settings_of",
-    "split_draw",
 ]
