@@ -37,7 +37,7 @@ PARTLY = {
     "training.averaging": ("average_weights",),
     "training.callbacks": ("Callback",),
     "experiments.config": ("read_config",),
-    "experiments.execute": ("execute", "make_executor"),
+    "experiments.execute": ("execute",),
     "experiments.record": ("RunRecord", "read_record"),
     "experiments.run": ("run",),
     "experiments.store": ("Store",),

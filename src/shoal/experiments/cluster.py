@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import tempfile
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import shoal
@@ -136,36 +134,38 @@ def _check_nodes(ray: Any, gpus: int, store: Store, added: dict[str, str]) -> No
         raise InputError(f"no node of the cluster has 1 CPU and {gpus} GPUs, which a run requires.")
     versions = {"shoal": shoal.__version__, **added}
     placed = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    store.working.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=store.working, prefix="nodes-") as probe:
+    store.folder.mkdir(parents=True, exist_ok=True)
+    folder, number = str(store.folder), store.folder.stat().st_ino
 
-        def problem(path: str = probe.name) -> str:
-            """Sent by value: a node without Shoal can run it."""
-            from importlib import metadata
+    def problem() -> str:
+        """Sent by value: a node without Shoal can run it."""
+        from importlib import metadata
 
-            for package, version in versions.items():
-                try:
-                    other = metadata.version(package)
-                except metadata.PackageNotFoundError:
-                    return f"lacks the package {package}"
-                if other != version:
-                    return f"has {package} {other}, not {version}"
-            if not Path(path).exists():
-                return f"cannot access {Path(path).parent.parent}, which must be a folder shared by all nodes"
-            return ""
-
-        task = ray.remote(num_cpus=0, max_retries=0)(problem)
-        asked = {task.options(scheduling_strategy=placed(i, soft=False)).remote(): i for i in nodes}
-        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER)
-        for ref, node in asked.items():
+        for package, version in versions.items():
             try:
-                text = ray.get(ref, timeout=0)
-            except ray.exceptions.GetTimeoutError:
-                text = f"did not respond within {ANSWER:.0f} s"
-            except ray.exceptions.RayError:  # it was lost meanwhile
-                continue
-            if text:
-                raise InputError(f"node {nodes[node]} ({node[:8]}) {text}.")
+                other = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                return f"lacks the package {package}"
+            if other != version:
+                return f"has {package} {other}, not {version}"
+        try:
+            same = os.stat(folder).st_ino == number
+        except OSError:
+            same = False
+        return "" if same else f"cannot access {folder}, which must be a folder shared by all nodes"
+
+    task = ray.remote(num_cpus=0, max_retries=0)(problem)
+    asked = {task.options(scheduling_strategy=placed(i, soft=False)).remote(): i for i in nodes}
+    ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER)
+    for ref, node in asked.items():
+        try:
+            text = ray.get(ref, timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            text = f"did not respond within {ANSWER:.0f} s"
+        except ray.exceptions.RayError:  # it was lost meanwhile
+            continue
+        if text:
+            raise InputError(f"node {nodes[node]} ({node[:8]}) {text}.")
 
 
 def _work(
