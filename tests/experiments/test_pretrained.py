@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +17,8 @@ import shoal
 from shoal.errors import InputError
 from shoal.experiments import frozen
 from shoal.experiments.config import RunConfig, read_config
-from shoal.experiments.run import Turns, prepare, run
+from shoal.experiments.run import prepare, run
 from shoal.experiments.search import with_format, with_rate
-from shoal.training.stopping import Signals
 
 BACKBONE = "mobilenetv2_035"
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
@@ -81,14 +81,13 @@ def test_a_warm_up_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     whole = config(steps=12, schedule="warmup:8,cosine", batch_size=4)
     run(whole, "cpu", folder=tmp_path / "whole")
     how = {"checkpoint_every": 5}
-    turns = Turns(whole, "cpu", folder=tmp_path / "part", how=how)
-    with Signals(True) as signals:
-        for _ in (stages := turns.take(signals)):
-            assert turns.training is not None
-            if turns.training.step >= 5:
-                stages.close()  # type: ignore[attr-defined]
-                break
-    assert turns.record is None
+
+    def stop(step: int, note: str) -> None:
+        if step >= 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(whole, "cpu", folder=tmp_path / "part", how=how, progress=stop)
     run(whole, "cpu", folder=tmp_path / "part", how=how)
     same = [(tmp_path / d / "model.safetensors").read_bytes() for d in ("whole", "part")]
     assert same[0] == same[1]

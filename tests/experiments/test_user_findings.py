@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import warnings
@@ -88,15 +87,6 @@ def test_the_commands_of_a_comparison_work_and_two_tables_do_not_share_a_folder(
         assert main(["score", folders[-1], name]) == 0
         capsys.readouterr()
     assert folders[0] != folders[1]
-
-
-@pytest.mark.usefixtures("patients", "in_process")
-def test_progress_counts_all_runs_and_shows_no_escape_sequence(capsys: Captured) -> None:
-    assert "\x1b" not in str(shoal.compare("one.csv", **SMALL))
-    shown = capsys.readouterr().err
-    last = [line for line in shown.splitlines() if line.startswith("[")][-1]
-    assert re.match(r"\[(\d+)/\1\] erm, held out: ", last)
-    assert "\x1b" not in shown
 
 
 def test_what_is_neither_a_path_nor_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
