@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 from shoal.experiments.store import Store
 from shoal.files import dump_yaml
-from shoal.paper import cdsprites, linear
 
 TINY = RunConfig("linear", "erm", 4, optimizer="sgd", lr=0.5, eval_every=2)
 CONFIGS = [
@@ -383,63 +381,3 @@ class TestFolder:
         run_all([TINY, replace(TINY, seed=1)], store, device="cpu", jobs=1)
         with pytest.raises(InputError, match=r"seed-0' contains another run \(steps 4, not 8\)"):
             run_all([replace(TINY, steps=8)], store, device="cpu", jobs=1)
-
-
-class TestCdSprites:
-    methods = (cdsprites.ERM, cdsprites.FISH, cdsprites.REGROUPED, cdsprites.REPTILE, cdsprites.IDGM)
-
-    def test_every_method_gets_the_same_deal(self) -> None:
-        found = cdsprites.configs(self.methods, [5, 10], [0, 1], passes=4000, size=32)
-        assert len({c.identity for c in found}) == len(self.methods) * 4
-        assert {c.steps * (c.domains_per_step or 0) for c in found} == {4000}
-        same = {(c.optimizer, c.lr, str(c.optimizer_options), c.batch_size, c.model) for c in found}
-        assert len(same) == 1
-        assert all(
-            c.domains_per_step == (1 if c.algorithm == "erm" else c.data_options["domains"]) for c in found
-        )
-        assert all(c.data_options["seed"] == c.seed for c in found)
-
-
-def table(extra: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A domain by hand: x, y, share; its own feature is number ``extra``."""
-    own = np.zeros(4)
-    own[[0, extra]] = 1
-    x = np.array([np.zeros(4), own, [1, 0, 0, 0], [1, 0, 0, 0]])
-    return x, np.array([0.0, 1, 1, 0]), np.array([0.5, 0.4, 0.03, 0.07])
-
-
-def naive(step: Callable[[np.ndarray], np.ndarray], steps: int) -> np.ndarray:
-    w = np.zeros(5)
-    for _ in range(steps):
-        w = step(w)
-    return w
-
-
-def slope(w: np.ndarray, domain: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
-    x, y, share = domain
-    wrong = share * (1 / (1 + np.exp(-(x @ w[:4] + w[4]))) - y)
-    return np.append(wrong @ x, wrong.sum())
-
-
-class TestLinear:
-    def test_erm_against_gradient_descent_by_hand(self) -> None:
-        found = linear.follow("ERM", [0.0], 200)
-        for steps in (10, 200):
-            by_hand = naive(lambda w: w - (slope(w, table(1)) + slope(w, table(2))) / 2, steps)
-            assert found[steps, 0] == pytest.approx(by_hand, abs=1e-9)
-
-    def test_random_grouping_is_fish_on_the_mixture_by_hand(self) -> None:
-        def walk(w: np.ndarray) -> np.ndarray:
-            there = w
-            for _ in range(2):
-                there = there - 10 * ((slope(there, table(1)) + slope(there, table(2))) / 2 + 0.008 * there)
-            return w + 0.05 * (there - w)
-
-        found = linear.follow("Fish, random grouping", [0.008], 50)
-        assert found[-1, 0] == pytest.approx(naive(walk, 50), abs=1e-9)
-
-    def test_fish_stays_invariant_where_its_control_and_erm_leave(self) -> None:
-        ends = {name: linear.follow(name, [0.008])[-1] for name in ("Fish", "Fish, random grouping")}
-        ends["ERM"] = linear.follow("ERM", [0.0])[-1]
-        tested = {name: float(linear.TEST.accuracy(end)[0]) for name, end in ends.items()}
-        assert tested == pytest.approx({"Fish": 0.93, "Fish, random grouping": 0.57, "ERM": 0.57})

@@ -302,7 +302,7 @@ def _steps(
 
     if store.find(config, fresh=True) is not None:
         return
-    if baselines.is_one(config) or "runner" in how or type(store).run is not Store.run:
+    if baselines.is_one(config) or type(store).run is not Store.run:
         store.keep(store.run(config, device, tell, how))
         return
     place = store.workplace(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -127,7 +126,7 @@ def _finished_on_device(config: RunConfig, data: DomainData, device: torch.devic
     return replace(data, examples=data.examples.on_device()) if on_device else data
 
 
-HOW = {*declared(FitOptions), "runner"} - {*declared(TrainingOptions), "device", "progress"}
+HOW = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
 """Options that change no result."""
 
 
@@ -162,10 +161,6 @@ def run(config: RunConfig, *args: Any, **more: Any) -> RunRecord:
     from shoal.experiments import baselines  # which imports this module
 
     options = inspect.signature(Turns).bind(config, *args, **more).arguments
-    how = options.get("how") or {}
-    if runner := how.get("runner"):  # a module of this package that does runs in its own way
-        record: RunRecord = importlib.import_module(f"shoal.{runner}").run(config, *args[:2], how=how)
-        return record
     if not baselines.is_one(config):
         return Turns(config, *args, **more).to_the_end()
     if (folder := options.get("folder")) is None or not options.get("weights", True):

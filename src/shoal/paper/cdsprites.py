@@ -1,140 +1,79 @@
 """CdSprites-N: accuracy against the number of training domains N.
 
-A pass is one minibatch forward and backward. All methods have the same optimizer, learning rate, batch size
-and number of passes. Those with an inner loop over N domains take passes/N steps of N batches, ERM one batch
-per step. Direct IDGM, whose update takes a batch of every domain, then makes 1/N of Fish's updates; since the
-paper trains by epochs, a second row gives it the same number of updates for every N.
+``presets/cdsprites.yaml`` has the settings, and why they are the same for all methods.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import plus_minus
-from shoal.paper.published import published
-from shoal.report.tables import Table
+from shoal.paper.published import published, read
+from shoal.paper.recipes import Variant
 
 if TYPE_CHECKING:
     from shoal.paper.reproduce import Reproduction, Request
 
-ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3, "optimizer_options": {"fused": True}}
-SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1}
-BATCH = 64
 POINTS = 20
 """Evaluations per training."""
-
-
-@dataclass(frozen=True)
-class Method:
-    label: str
-    algorithm: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    draw: str | None = None
-
-
-RESET = {"meta_lr": 0.1, "inner_state": "reset"}
-CARRY = {"meta_lr": 0.3, "inner_state": "carry"}
-ERM = Method("ERM", "erm")
-FISH = Method("Fish", "fish", RESET)
-REGROUPED = Method("Fish, random grouping", "fish", RESET, "regrouped")
-REPTILE = Method("Reptile", "reptile", RESET)
-IDGM = Method("IDGM", "idgm")
-AS_PRINTED = Method("IDGM, no trust ratio, γ=0.3", "idgm", {"trust": None, "gamma": 0.3})
-CARRIED = (replace(FISH, settings=CARRY), replace(REGROUPED, settings=CARRY), ERM)
-
-CONTROLS: Mapping[str, tuple[Sequence[Method], dict[str, Any]]] = {
-    "sgd": ((ERM, *CARRIED[:2]), {"optimizer": SGD}),
-    "palette": ((ERM, FISH, REGROUPED), {"palette": "random"}),
-    "as-printed": ((AS_PRINTED,), {}),
-}
-PARTS = ("adam", "idgm", "batch-256", *CONTROLS)
 OF_THE_PAPER = ("adam", "idgm")
-"""The other parts are controls of ours, at N = 10."""
+"""The other parts are controls of ours."""
+SCORES = {
+    "train last": "train, last",
+    "test last": "test, last",
+    "test selected": "test, selected (oracle-like)",
+}
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large the experiment is; ``deal`` is what all methods have in common."""
-
-    numbers: Sequence[int]
-    """Of training domains."""
-    seeds: int
-    deal: Mapping[str, Any]
-    updates: int
-    """Of IDGM at every N, in the row with equal updates."""
-    methods: Sequence[Method]
-    """Of the part ``adam``."""
+def preset(kind: str) -> dict[str, dict[str, Any]]:
+    """The ``sizes`` of experiments on this dataset, or the ``parts`` of this one, by name."""
+    found: dict[str, dict[str, Any]] = read("presets/cdsprites.yaml")[kind]
+    return found
 
 
-FULL = Size(
-    (5, 10, 15, 20, 30, 40, 50),
-    5,
-    {"passes": 12_000, "size": 64, "eval_limit": 5000},
-    1500,
-    (FISH, REGROUPED, REPTILE, ERM),
-)
-QUICK = Size(
-    (10,),
-    1,
-    {"passes": 3_400, "size": 32, "per_domain": 1000, "width": 16, "eval_limit": 500},
-    100,
-    CARRIED,
-)
-LEFT_OUT = (
-    "One seed, N = 10, 32×32 images, a small network and a quarter of the passes; Fish keeps the state of "
-    "its optimizer between inner loops, with ε = 0.3 in place of 0.1; without `only`, the part adam alone, "
-    "without Reptile. Fish has not converged by then: a lead over its control with random grouping, or the "
-    "lack of one, must not be taken for a result, and nothing is shown of how accuracy depends on N."
-)
+def rows(part: str, size: Mapping[str, Any]) -> list[Variant]:
+    """The methods of a part, in a size of the experiment."""
+    return [
+        Variant(**row) for row in preset("parts")[part]["rows"] if row["label"] not in size.get("without", ())
+    ]
 
 
 def configs(
-    methods: Iterable[Method],
-    numbers: Iterable[int],
+    methods: Iterable[Variant],
+    number: int,
     seeds: Iterable[int],
+    size: Mapping[str, Any],
     *,
-    passes: int,
-    size: int = 64,
-    palette: str = "adjacent",
-    per_domain: int | None = None,
-    width: int = 32,
-    optimizer: Mapping[str, Any] = ADAM,
-    eval_limit: int | None = None,
+    data: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> list[RunConfig]:
-    """Every method on every N and seed."""
+    """Every method with every seed on ``number`` domains, with the same number of passes.
+
+    ``data`` and ``run`` replace options of the dataset and fields of the runs.
+    """
+    if size["passes"] % (number * POINTS):
+        raise InputError(f"passes={size['passes']} must be a multiple of {number * POINTS} for N={number}.")
     result = []
-    for number in numbers:
-        if passes % (number * POINTS):
-            raise InputError(f"passes={passes} must be a multiple of {number * POINTS} for N={number}.")
-        for seed in seeds:
-            data = {"domains": number, "size": size, "palette": palette}
-            data |= {"per_domain": per_domain, "seed": seed}
-            for method in methods:
-                batches = 1 if method.algorithm == "erm" else number
-                steps = passes // batches
-                own = {k: v for k, v in vars(method).items() if k != "algorithm"}
-                result.append(
-                    RunConfig(
-                        "cdsprites",
-                        method.algorithm,
-                        steps,
-                        data_options=data,
-                        model_options={"width": width},
-                        batch_size=BATCH,
-                        domains_per_step=batches,
-                        eval_every=steps // POINTS,
-                        eval_limit=eval_limit,
-                        seed=seed,
-                        **optimizer,
-                        **own,
-                    )
-                )
+    for seed in seeds:
+        for method in methods:
+            batches = 1 if method.algorithm == "erm" else number
+            steps = size["passes"] // batches
+            options: dict[str, Any] = {
+                "data_options": {"domains": number, **size["data"], **(data or {}), "seed": seed},
+                "settings": {**size["settings"].get(method.algorithm, {}), **method.settings},
+                "domains_per_step": batches,
+                "eval_every": steps // POINTS,
+                **size["run"],
+                **(run or {}),
+            }
+            own = {"label": method.label, "draw": method.draw, "seed": seed}
+            result.append(RunConfig("cdsprites", method.algorithm, steps, **own, **options))
     return result
 
 
@@ -148,41 +87,28 @@ class Row(NamedTuple):
     runs: list[RunConfig]
 
 
-def plan(parts: Sequence[str], size: Size, seeds: Sequence[int]) -> list[Row]:
+def plan(names: Sequence[str], size: Mapping[str, Any], seeds: Sequence[int]) -> list[Row]:
     """The rows of the given parts."""
-    rows = []
-    for part in parts:
-        methods, more = CONTROLS.get(part, (size.methods, {}))
-        for number in sorted(size.numbers, key=lambda n: n != 10) if part in OF_THE_PAPER else [10]:
-            if part in ("idgm", "batch-256"):
-                rows += _idgm_rows(part, number, size, seeds)
-                continue
-            for method in methods:
-                runs = configs([method], [number], seeds, **size.deal, **more)
-                rows.append(Row(part, method.label, number, runs[0].steps, runs))
-    return rows
+    result = []
+    for name in names:
+        part = preset("parts")[name]
+        for number in part.get("numbers", size["numbers"]):
+            for method in rows(name, size):
+                changes = {key: part.get(key) for key in ("data", "run")}
+                runs = configs([method], number, seeds, size, **changes)
+                lengths = {method.label: runs[0].steps}
+                if method.label == "IDGM":  # rows with different numbers of updates share their runs
+                    lengths = _updates(name, number, size) | (lengths if name == "idgm" else {})
+                    every = math.gcd(*lengths.values(), next(iter(size["updates"].values())) // 10)
+                    runs = [replace(c, steps=max(lengths.values()), eval_every=every) for c in runs]
+                result += [Row(name, label, number, at, runs) for label, at in lengths.items()]
+    return result
 
 
-def _idgm_rows(part: str, number: int, size: Size, seeds: Sequence[int]) -> list[Row]:
-    """Rows of IDGM with different numbers of updates, which share their runs."""
-    lengths = {"IDGM, equal updates": size.updates}
-    if part == "idgm":
-        lengths["IDGM"] = size.deal["passes"] // number
-        if number == 10:
-            lengths[f"IDGM, {4 * size.updates:,} updates"] = 4 * size.updates
-    every = _divisor(math.gcd(*lengths.values()), max(1, size.updates // 10))
-    changes = {
-        "steps": max(lengths.values()),
-        "eval_every": every,
-        "batch_size": 256 if part != "idgm" else BATCH,
-    }
-    runs = [replace(c, **changes) for c in configs([IDGM], [number], seeds, **size.deal)]
-    return [Row(part, label, number, at, runs) for label, at in lengths.items()]
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is at most ``most``."""
-    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+def _updates(part: str, number: int, size: Mapping[str, Any]) -> dict[str, int]:
+    """Numbers of updates of IDGM, by row; the last is for N = 10 in the paper's part."""
+    equal, long = size["updates"].items()
+    return dict([equal, long] if (part, number) == ("idgm", 10) else [equal])
 
 
 def entry(row: Row, records: Mapping[str, RunRecord]) -> dict[str, Any]:
@@ -195,21 +121,17 @@ def entry(row: Row, records: Mapping[str, RunRecord]) -> dict[str, Any]:
     scored = {seed: own for seed, own in histories.items() if own and own[-1]["step"] == row.at}
     best = [max(own, key=lambda m: m["scores"]["validation"]["average"]) for own in scored.values()]
     last = [own[-1] for own in scored.values()]
-
-    def accuracies(points: Sequence[Mapping[str, Any]], split: str) -> list[float]:
-        return [m["scores"][split]["average"] for m in points]
-
-    said = published("cdsprites") if row.part in OF_THE_PAPER else []
-    own = [c for c in said if (c["method"], c["domains"]) == (row.method, row.domains)]
+    claims = published("cdsprites") if row.part in OF_THE_PAPER else []
+    own = [c for c in claims if (c["method"], c["domains"]) == (row.method, row.domains)]
     return {
         "part": row.part,
         "method": row.method,
         "domains": row.domains,
         "seeds": list(scored),
         "diverged": [seed for seed in histories if seed not in scored],
-        "train last": accuracies(last, "train"),
-        "test last": accuracies(last, "test"),
-        "test selected": accuracies(best, "test"),
+        "train last": [m["scores"]["train"]["average"] for m in last],
+        "test last": [m["scores"]["test"]["average"] for m in last],
+        "test selected": [m["scores"]["test"]["average"] for m in best],
         "paper": "  ".join(f"{c['split']}: {c['words']}" for c in own),
     }
 
@@ -219,15 +141,12 @@ def percent(values: Iterable[float]) -> str:
     return plus_minus([100 * v for v in values])
 
 
-def table(entries: Sequence[Mapping[str, Any]]) -> Table:
-    scores = {"train last": "train, last", "test last": "test, last"}
-    scores["test selected"] = "test, selected (oracle-like)"
-    result = Table(["part", "method", "N", "seeds", *scores.values(), "paper"])
-    for e in entries:
-        diverged = f", {len(e['diverged'])} diverged" if e["diverged"] else ""
-        cells = [f"{len(e['seeds'])}{diverged}", *(percent(e[name]) for name in scores)]
-        result.add(e["part"], e["method"], e["domains"], *cells, e["paper"] or "–")
-    return result
+def shown(entry: Mapping[str, Any]) -> dict[str, object]:
+    """A row of the table."""
+    diverged = f", {len(entry['diverged'])} diverged" if entry["diverged"] else ""
+    about = {"part": entry["part"], "method": entry["method"], "N": entry["domains"]}
+    scores = {title: percent(entry[name]) for name, title in SCORES.items()}
+    return {**about, "seeds": f"{len(entry['seeds'])}{diverged}", **scores, "paper": entry["paper"] or "–"}
 
 
 def series(entries: Iterable[Mapping[str, Any]], split: str) -> dict[str, dict[int, list[float]]]:
@@ -259,26 +178,21 @@ def samples(options: Mapping[str, Any], each: int = 9) -> dict[str, Any]:
 def reproduce(request: Request) -> Reproduction:
     from shoal.paper.figures import cdsprites_figure, samples_figure
 
-    size = QUICK if request.quick else FULL
-    parts = request.parts(PARTS)
+    size = preset("sizes")["quick" if request.quick else "full"]
+    names = request.parts(preset("parts"))
     if request.quick and not request.only:
-        parts = ["adam"]
-    rows = plan(parts, size, range(request.seeds or size.seeds))
-    records, failed = request.run(list({c.identity: c for row in rows for c in row.runs}.values()))
-    entries = [entry(row, {r.config.identity: r for r in records}) for row in rows]
-    pixels = size.deal["size"]
+        names = ["adam"]
+    planned = plan(names, size, range(request.seeds or size["seeds"]))
+    records, failed = request.run(config for row in planned for config in row.runs)
+    entries = [entry(row, records) for row in planned]
+    pixels, run = size["data"]["size"], size["run"]
     setting = (
-        f"{pixels}×{pixels} images, Adam {ADAM['lr']:g}, batches of {BATCH}, {size.deal['passes']:,} "
-        f"minibatches per run (IDGM, equal updates: {size.updates:,} updates).\n"
-        f"Fish, Fish with random grouping and Reptile: ε = {size.methods[0].settings['meta_lr']:g}."
-    )
-    text = (
-        f"{setting}\nAccuracy in percent, mean ± standard deviation over seeds. Validation is sampled like "
-        'the test domain, so "selected" is oracle-like; use the column "last". Parts but adam and idgm '
-        "are controls of ours."
+        f"{pixels}×{pixels} images, Adam {run['lr']:g}, batches of {run['batch_size']}, {size['passes']:,} "
+        f"minibatches per run (IDGM, equal updates: {size['updates']['IDGM, equal updates']:,} updates).\n"
+        f"Fish, Fish with random grouping and Reptile: ε = {size['settings']['fish']['meta_lr']:g}."
     )
     train, test = (series(entries, split) for split in ("train", "test"))
     figures = {"cdsprites-samples": samples_figure(samples({"domains": 10, "size": pixels}))}
     figures |= {"cdsprites": cdsprites_figure(train, test, setting)} if train else {}
-    data = {"rows": entries}
-    return request.result({"": table(entries)}, text, data, failed=failed, figures=figures, left_out=LEFT_OUT)
+    table, text = [shown(e) for e in entries], {"setting": setting}
+    return request.result({"": table}, {"rows": entries}, text, figures=figures, failed=failed)

@@ -1,8 +1,10 @@
-"""How WILDS' datasets are trained, by the paper or by the authors' program, as configurations of runs."""
+"""How WILDS' datasets are trained, by the paper or by the authors' program, as configurations of runs.
+
+The settings are in ``presets/wilds.yaml``.
+"""
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -17,22 +19,6 @@ from shoal.experiments.config import RunConfig
 from shoal.paper.published import read
 
 PRESETS = ("paper", "authors-code")
-QUICK: dict[str, Any] = {
-    "steps": 20,
-    "batch_size": 8,
-    "eval_limit": 200,
-    "model": "small-cnn",
-    "model_options": {},
-    "data_options": {"size": 32},
-}
-QUICK_TEXT: dict[str, Any] = {
-    "steps": 4,
-    "batch_size": 4,
-    "eval_limit": 20,
-    "model": "distilbert-base-uncased",
-    "model_options": {"pretrained": False},
-    "data_options": {"max_tokens": 32},
-}
 
 
 @dataclass(frozen=True)
@@ -81,18 +67,13 @@ def differences(names: Sequence[str], preset: str) -> list[str]:
 
 
 def runs(
-    dataset: str,
-    variants: Sequence[Variant],
-    *,
-    preset: str = "paper",
-    seeds: int | None = None,
-    quick: bool = False,
+    dataset: str, variants: Sequence[Variant], preset: str, seeds: int | None = None, quick: bool = False
 ) -> list[RunConfig]:
     """Every variant with as many seeds as the paper has, or ``seeds``; ``quick``: one seed and few steps."""
     recipe = settings(dataset, preset)
-    text = "tokenizer" in inspect.signature(sets.registry.module(dataset).load).parameters
-    small = QUICK_TEXT if text else QUICK
-    options = {**recipe.get("data_options", {}), **(small["data_options"] if quick else {})}
+    options = dict(recipe.get("data_options", {}))
+    small = recipe["quick"]["text" if "tokenizer" in options else "images"] if quick else {}
+    options |= small.get("data_options", {})
     train = sets.load(dataset, **options).splits["train"]
     configs = [
         _run(dataset, variant, recipe, options, seed, train)
@@ -138,7 +119,9 @@ def _run(
         dataset,
         variant.algorithm,
         steps,
-        label=variant.label,
+        label=variant.label.format(
+            alpha=recipe["lr"] * variant.rate, epsilon=recipe["epsilon"] / variant.rate
+        ),
         data_options=dict(data_options),
         settings=own,
         model=recipe["model"],
