@@ -118,7 +118,7 @@ class Evidence:
         method = names.get(config["algorithm"], RANDOM if config["draw"] == "regrouped" else FISH)
         passes = config["steps"] * (config["domains_per_step"] or 1)
         if method == IDGM and part == "adam":
-            if config["steps"] < UPDATES:
+            if config["steps"] < UPDATES or UPDATES % config["eval_every"]:
                 return
         elif passes != PASSES:
             return

@@ -10,18 +10,20 @@ import pytest
 
 from paper.conftest import QUICK
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.paper import cdsprites
+from shoal.paper.columns import table
 from shoal.paper.demo import demo
+from shoal.paper.recipes import Variant
 from shoal.paper.reproduce import reproduce
 
 FULL = cdsprites.preset("sizes")["full"]
-ROWS = cdsprites.plan(list(cdsprites.preset("parts")), FULL, range(2))
 TINY: dict[str, Any] = {
     "numbers": [2],
     "seeds": 1,
     "passes": 40,
-    "updates": {"IDGM, equal updates": 10, "IDGM, 40 updates": 40},
+    "updates": 20,
     "without": ["Reptile"],
     "data": {"size": 32, "per_domain": 40},
     "run": {"model_options": {"width": 2}, "batch_size": 8, "lr": 1e-3, "eval_limit": 40},
@@ -29,49 +31,46 @@ TINY: dict[str, Any] = {
 }
 
 
+def runs(part: str) -> list[RunConfig]:
+    return [config for column in cdsprites.plan(part, FULL, range(2)).values() for config in column.runs]
+
+
 def test_every_method_has_the_same_passes_and_optimizer() -> None:
-    configs = [c for row in ROWS if row.part == "adam" for c in row.runs]
+    configs = runs("adam")
     assert len({c.identity for c in configs}) == len(configs) == 4 * 7 * 2
     assert {c.steps * c.domains_per_step for c in configs} == {12_000}
     assert len({(c.optimizer, c.lr, c.batch_size, str(c.model_options)) for c in configs}) == 1
     assert all(c.steps // c.eval_every == 20 and c.data_options["seed"] == c.seed for c in configs)
     with pytest.raises(InputError, match="multiple of 140 for N=7"):
-        cdsprites.configs(cdsprites.rows("adam", FULL), 7, [0], FULL)
+        cdsprites.configs([Variant("Fish")], 7, [0], FULL)
 
 
 def test_parts() -> None:
-    by_part = {part: [row for row in ROWS if row.part == part] for part in cdsprites.preset("parts")}
-    for part in ("adam", "sgd", "palette"):
-        assert {"ERM", "Fish", "Fish, random grouping"} <= {row.method for row in by_part[part]}
-        assert {c.steps * c.domains_per_step for row in by_part[part] for c in row.runs} == {12_000}
-    assert {c.optimizer for row in by_part["sgd"] for c in row.runs} == {"sgd"}
-    assert {c.data_options["palette"] for row in by_part["palette"] for c in row.runs} == {"random"}
-    assert {c.batch_size for row in by_part["batch-256"] for c in row.runs} == {256}
-    assert by_part["as-printed"][0].runs[0].settings == {"trust": None, "gamma": 0.3}
-
-
-def test_rows_of_idgm_share_runs_that_are_evaluated_where_each_ends() -> None:
-    rows = [row for row in ROWS if row.part == "idgm"]
-    assert {row.domains for row in rows} == set(FULL["numbers"])
-    assert len({c.identity for row in rows for c in row.runs}) == 2 * len(FULL["numbers"])
-    for row in rows:
-        ends = {"IDGM": 12_000 // row.domains, "IDGM, equal updates": 1500, "IDGM, 6,000 updates": 6000}
-        assert row.at == ends[row.method]
-        assert all(c.steps >= row.at and row.at % c.eval_every == 0 for c in row.runs)
+    for part in ("sgd", "palette"):
+        assert {c.name for c in runs(part)} == {"ERM", "Fish", "Fish, random grouping"}
+        assert {c.steps * c.domains_per_step for c in runs(part)} == {12_000}
+    assert {c.optimizer for c in runs("sgd")} == {"sgd"}
+    assert {c.data_options["palette"] for c in runs("palette")} == {"random"}
+    assert {c.batch_size for c in runs("batch-256")} == {256}
+    assert runs("as-printed")[0].settings == {"trust": None, "gamma": 0.3}
+    lengths = {(c.name, c.domains_per_step): c.steps for c in runs("idgm")}
+    assert all(lengths["IDGM", n] == 12_000 // n for n in FULL["numbers"])
+    assert all(lengths["IDGM, equal updates", n] == 1500 for n in FULL["numbers"])
 
 
 @pytest.mark.usefixtures("in_process")
 def test_from_runs_to_a_table_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cdsprites.preset("sizes"), "quick", TINY)
     result = reproduce("cdsprites", only=["adam", "idgm"], out=tmp_path, **QUICK)
-    rows = {row["method"]: row for row in result.data["rows"]}
-    assert list(rows) == ["Fish", "Fish, random grouping", "ERM", "IDGM, equal updates", "IDGM"]
+    (adam,), (idgm,) = (result.data["tables"][f"{part}, held-out domain"] for part in ("adam", "idgm"))
+    assert list(adam["ours"]) == ["Fish", "Fish, random grouping", "ERM"]
+    assert list(idgm["ours"]) == ["IDGM, equal updates", "IDGM"]
     assert not result.problems
-    assert all(0 <= value <= 1 for row in rows.values() for value in row["test last"])
+    assert all(0 <= row["mean"] <= 1 for row in (*adam["ours"].values(), *idgm["ours"].values()))
     assert "must not be taken for a result" in str(result)
     assert {"cdsprites-quick.png", "cdsprites-samples-quick.svg"} <= {path.name for path in result.files}
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cdsprites-quick").glob("*.json")}
-    assert len(kept) == 4  # both rows of IDGM are of one run
+    assert len(kept) == 4  # both rows of IDGM are of one run here: twenty updates are forty passes
     gone = next(iter(kept))
     gone.unlink()
     again = reproduce("cdsprites", only=["adam", "idgm"], out=tmp_path, **QUICK)
@@ -80,18 +79,23 @@ def test_from_runs_to_a_table_and_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(json.dumps(again.to_dict()))["experiment"] == "cdsprites"
 
 
-def test_a_run_that_diverged_has_no_score() -> None:
-    row = next(r for r in ROWS if r.method == "IDGM" and r.domains == 10)
-    every = row.runs[0].eval_every
-    scores = {split: {"metric": "accuracy", "average": 0.5} for split in ("train", "validation", "test")}
-    history = [{"step": step, "scores": scores} for step in range(every, row.at + 1, every)]
+def test_the_papers_numbers_are_beneath_ours() -> None:
+    column = cdsprites.plan("adam", FULL, range(2))[10]
+    fish = [config.identity for config in column.runs if config.name == "Fish"]
+    scores = {"test": {"metric": "accuracy", "average": 0.5}}
+    point = {"step": 1, "scores": scores}
     records = {
-        c.identity: RunRecord(c, "finished", tuple(history[: len(history) - n]), 0, "", 1.0, {})
-        for n, c in enumerate(row.runs)
+        key: RunRecord(column.runs[0], status, (point,), 0, "", 1.0, {})
+        for key, status in zip(fish, ("finished", "diverged"), strict=True)
     }
-    entry = cdsprites.entry(row, records)
-    assert (entry["seeds"], entry["diverged"], entry["test last"]) == ([0], [1], [0.5])
-    assert cdsprites.shown(entry)["seeds"] == "1, 1 diverged"
+    entry = column.entry(column.scores(records, last=True))
+    assert entry["ours"]["Fish"]["values"] == [0.5, None]  # a run that diverged has no score
+    rows = {row[""]: row["N = 10, accuracy (%)"] for row in table([entry])}
+    assert (rows["Fish"], rows["Fish, the paper"], rows["ERM, the paper"]) == (
+        "50.0 (1 of 2)",
+        "about 100",
+        "about 50",
+    )
 
 
 @pytest.mark.usefixtures("in_process")
@@ -101,10 +105,10 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     output = capsys.readouterr()
     assert output.out == ""
     assert "Square or ellipse?" in output.err
-    assert [row["method"] for row in result.data["rows"]] == ["Fish", "Fish, random grouping", "ERM"]
+    assert list(result.data["test"]) == ["Fish", "Fish, random grouping", "ERM"]
     assert {"demo.png", "demo.svg"} <= {path.name for path in result.files}
     again = demo(out=tmp_path, jobs=1, progress=False)
-    assert again.data["rows"] == result.data["rows"]
+    assert again.data["test"] == result.data["test"]
     assert capsys.readouterr().err == ""
     assert "held-out domain" in str(again)
     with pytest.raises(InputError, match="seeds must be at least 1"):

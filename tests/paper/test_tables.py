@@ -18,8 +18,7 @@ from paper.conftest import QUICK
 from references.fish_epoch import epoch_steps
 from shoal.data.sets import load, registry
 from shoal.errors import InputError
-from shoal.paper import cdsprites, recipes, tables
-from shoal.paper.published import published, read
+from shoal.paper import cdsprites, read, recipes, tables
 from shoal.paper.recipes import Variant
 from shoal.paper.reproduce import Request, reproduce
 
@@ -106,14 +105,14 @@ def test_domainbed(tmp_path: Path) -> None:
 
 def test_wilds(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    result = reproduce("wilds", datasets=["camelyon17", "poverty", "amazon"], out=tmp_path, **QUICK)
+    result = reproduce("wilds", datasets=["camelyon17", "amazon"], out=tmp_path, **QUICK)
     assert not result.problems
     for name, column in columns(result).items():
         assert list(column["ours"]) == ["Fish", "ERM (ours)"]
         assert column["metric"] == recipes.headline(name)
         assert {"Fish", "ERM (ours)", "ERM (by WILDS)"} == set(column["paper"])
     predictions = list((tmp_path / "wilds-quick" / "predictions").glob("*/*split:test*.csv"))
-    assert len(predictions) == 2 * 3
+    assert len(predictions) == 2 * 2
 
 
 def test_ablations(data: Path, tmp_path: Path) -> None:
@@ -140,7 +139,8 @@ def test_differences_are_below_the_table(data: Path, tmp_path: Path, monkeypatch
     result = reproduce("wilds", datasets="fmow", preset="authors-code", out=tmp_path, progress=False)
     assert "poverty" not in result.text
     assert len(result.data["differs"]) > 5
-    assert all(line in (tmp_path / "wilds.md").read_text() for line in result.data["differs"])
+    written = " ".join((tmp_path / "wilds.md").read_text().split())
+    assert all(line in written for line in result.data["differs"])
     assert columns(result)["fmow"]["ours"]["Fish"]["values"] == [None] * 3
 
 
@@ -229,13 +229,14 @@ def test_rates_keep_their_product(data: Path) -> None:
 
 def test_rows_are_those_that_the_paper_has_numbers_for() -> None:
     parts = {name: table for spec in TABLES.values() for name, table in spec["tables"].items()}
-    for claim in published("wilds") + published("domainbed") + published("grouping"):
+    files = [read(f"published/{name}.yaml") for name in ("wilds", "domainbed", "grouping")]
+    for claim in (claim for file in files for claim in file):
         if claim["table"] in parts and claim.get("names", True):
             table = parts[claim["table"]]
             assert claim.get("names", [claim["dataset"]])[0] in table["datasets"]
             assert {*claim["values"]} - {"ERM (by WILDS)"} <= {row["label"] for row in table["rows"]}
     for name in recipes.datasets():
-        assert tables.printed("main", name)["metric"] == recipes.headline(name)
+        assert tables.published("main", name)["metric"] == recipes.headline(name)
 
 
 @given(

@@ -17,8 +17,7 @@ from paper.conftest import QUICK
 from shoal.data.sampler import DomainBatchSampler
 from shoal.experiments.run import prepare, run
 from shoal.models import build
-from shoal.paper import cdsprites, tracking
-from shoal.paper.published import read
+from shoal.paper import cdsprites, read, tracking
 from shoal.paper.reproduce import Request, reproduce
 
 TINY: dict[str, Any] = {

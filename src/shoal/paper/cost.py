@@ -1,122 +1,90 @@
 """What a step of direct gradient matching costs beside one of Fish; the paper says about ten times.
 
-Every round times one step of each method on the same random batches, in an order that rotates; a ratio is the
-median over rounds of the ratios within a round. Fish's inner loop takes S batches; ERM's row is S plain steps
-on them, one batch each; IDGM takes one step that needs the gradients of all S and their inner products.
+Every round trains each method for a few steps on the same random batches, in an order that rotates; a ratio
+is the median over rounds of the ratios within a round. Fish's inner loop takes S batches; ERM's row is S
+plain steps on them, one batch each; IDGM's step needs the gradients of all S and their inner products.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any
 
 import torch
-from torch import nn
 
+import shoal
 from shoal import models
-from shoal.algorithms import build
-from shoal.algorithms.base import trained_parameters
-from shoal.data.batch import DomainBatch, Task
-from shoal.paper.published import published, read
-from shoal.training.capture import LoadedSteps, why_not
-from shoal.training.engine import Engine
+from shoal.paper import read
+from shoal.paper.reproduce import Reproduction, Request
+from shoal.training.callbacks import Callback, State
 from shoal.training.processes import pick_device
 from shoal.training.summary import environment
 
-if TYPE_CHECKING:
-    from shoal.paper.reproduce import Reproduction, Request
-
-Step = Callable[[Sequence[DomainBatch]], None]
 Network = Mapping[str, Any]
 """``shape`` of its input, ``classes``, ``domains`` per step, ``batch`` size and ``options``."""
 
 
-def measure(
-    name: str, network: Network, device: torch.device, size: Mapping[str, int]
-) -> list[dict[str, Any]]:
-    """A row per method; on CUDA also captured in graphs, as in our training loop."""
-    place: Any = {"device": device, "generator": torch.Generator(device=device).manual_seed(0)}
-    shape, labels = (network["batch"], *network["shape"]), (network["batch"],)
-    batches = [
-        DomainBatch(torch.randn(shape, **place), torch.randint(network["classes"], labels, **place), d)
-        for d in range(network["domains"])
-    ]
-    rows = []
-    for captured in (False, True) if device.type == "cuda" else (False,):
-        seconds = _rounds(_steps(name, network, device, captured), batches, device, size)
-        for method, own in seconds.items():
-            ratios = {
-                f"ratio_to_{other.lower()}": statistics.median(
-                    a / b for a, b in zip(own, seconds[other], strict=True)
-                )
-                for other in ("Fish", "ERM")
-            }
-            about = {"network": name, "how": "captured" if captured else "step by step", "method": method}
-            about |= {"domains": network["domains"], "batch": network["batch"]}
-            rows.append({**about, "milliseconds": 1000 * statistics.median(own), **ratios})
-    return rows
+class Clock(Callback):
+    """When every step ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.times: list[float] = []
+
+    def on_step(self, state: State) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.times.append(time.perf_counter())
 
 
-def _steps(name: str, network: Network, device: torch.device, captured: bool) -> dict[str, Step]:
-    """By method a function that takes its step."""
-    return {
-        method: _step(name, network, device, captured, **settings)
-        for method, settings in read("presets/cost.yaml")["methods"].items()
+def step_seconds(name: str, network: Network, method: Mapping[str, Any], size: Any, **options: Any) -> float:
+    """Seconds of a step of a method in the training loop, without the first ones."""
+    shape, labels, domains = (network["batch"], *network["shape"]), (network["batch"],), network["domains"]
+    numbers = torch.Generator().manual_seed(0)
+    train = {
+        f"domain {d}": (
+            torch.randn(shape, generator=numbers),
+            torch.randint(network["classes"], labels, generator=numbers),
+        )
+        for d in range(domains)
     }
+    arguments: dict[str, Any] = {"input_shape": network["shape"], "classes": network["classes"], "seed": 0}
+    model = models.build(name, **arguments, **network.get("options", {}))
+    plain = domains if method["algorithm"] == "erm" else 1  # steps that are counted as one
+    clock = Clock(torch.device(options["device"]))
+    options |= {"batch_size": network["batch"], "domains_per_step": domains // plain, "lr": 1e-4}
+    options |= {"settings": method.get("settings", {}), "callbacks": [clock], "progress": False}
+    steps = plain * (size["warm_up"] + size["steps"])
+    shoal.fit(method["algorithm"], model, train, steps=steps, eval_every=steps, **options)
+    ends = clock.times[plain * size["warm_up"] - 1 :: plain]
+    return median(after - before for before, after in pairwise(ends))
 
 
-def _step(
-    name: str, network: Network, device: torch.device, captured: bool, algorithm: str, **settings: Any
-) -> Step:
-    shape, classes, domains = network["shape"], network["classes"], network["domains"]
-    options = network.get("options", {})
-    model = models.build(name, input_shape=shape, classes=classes, seed=0, **options).to(device).train()
-    trained = build(algorithm, model, nn.functional.cross_entropy, Task(domains, classes), **settings).to(
-        device
-    )
-    optimizer = torch.optim.Adam(trained_parameters(trained, {}), 1e-4, fused=True)
-    alone = algorithm == "erm"
-    engine = Engine(trained.wrap(optimizer, 1 if alone else domains))
-    trained.autocast = engine.autocast
-    graph = LoadedSteps(trained, engine) if captured and why_not(trained, engine) is None else None
-
-    def step(batches: Sequence[DomainBatch]) -> None:
-        for part in [[b] for b in batches] if alone else [batches]:
-            if graph is None:
-                engine.step(trained, part)
-            else:
-                graph.run(part)
-
-    return step
-
-
-def _rounds(
-    steps: Mapping[str, Step], batches: Sequence[DomainBatch], device: torch.device, size: Mapping[str, int]
-) -> dict[str, list[float]]:
-    """Seconds of every method in every round."""
-    for step in steps.values():
-        for _ in range(size["warm_up"]):
-            step(batches)
-    seconds: dict[str, list[float]] = {method: [] for method in steps}
-    for number in range(size["rounds"]):
-        start = number % len(steps)
-        for method in [*steps][start:] + [*steps][:start]:
-            seconds[method].append(timed(steps[method], batches, device))
-    return seconds
-
-
-def timed(step: Step, batches: Sequence[DomainBatch], device: torch.device) -> float:
-    """Seconds of a step."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    step(batches)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+def measure(
+    name: str, network: Network, device: torch.device, size: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """A row per method; on CUDA also captured in graphs, as our training loop does by default."""
+    methods, rows = read("presets/cost.yaml")["methods"], []
+    for how, capture in {"step by step": False, "captured": None}.items():
+        if capture is None and device.type != "cuda":
+            continue
+        seconds: dict[str, list[float]] = {method: [] for method in methods}
+        for number in range(size["rounds"]):
+            start = number % len(methods)
+            for method in [*methods][start:] + [*methods][:start]:
+                options = {"device": str(device), "capture": capture}
+                seconds[method].append(step_seconds(name, network, methods[method], size, **options))
+        for method, own in seconds.items():
+            row = {"network": name, "how": how, "method": method, "milliseconds": 1000 * median(own)}
+            for other in ("Fish", "ERM"):
+                ratios = [a / b for a, b in zip(own, seconds[other], strict=True)]
+                row[f"ratio_to_{other.lower()}"] = median(ratios)
+            rows.append(row)
+    return rows
 
 
 def reproduce(request: Request) -> Reproduction:
@@ -129,17 +97,14 @@ def reproduce(request: Request) -> Reproduction:
         if request.progress:
             print(f"timing steps of {name} …", file=sys.stderr, flush=True)
         rows += measure(name, size["networks"][name], device, size)
-    claims = {(c["network"], c["method"]): f"about {c['value']} ×" for c in published("cost")}
-    table = [
-        {
-            **{name: row[name] for name in ("network", "how", "method")},
-            "ms per step": f"{row['milliseconds']:.1f}",
-            "of Fish's": f"{row['ratio_to_fish']:.2f} ×",
-            "the paper": claims.get((row["network"], row["method"]), "–"),
-            "of S plain steps": f"{row['ratio_to_erm']:.2f} ×",
-        }
-        for row in rows
-    ]
+    claims = {(c["network"], c["method"]): c["value"] for c in read("published/cost.yaml")}
+    table = []
+    for row in rows:
+        paper = claims.get((row["network"], row["method"]))
+        cells = {name: row[name] for name in ("network", "how", "method")}
+        cells |= {"ms per step": f"{row['milliseconds']:.1f}", "of Fish's": f"{row['ratio_to_fish']:.2f} ×"}
+        cells |= {"the paper": f"about {paper} ×" if paper else "–"}
+        table.append({**cells, "of S plain steps": f"{row['ratio_to_erm']:.2f} ×"})
     where = environment(device)
     text = {"rounds": size["rounds"], "device": where["device"]}
     return request.result({"": table}, {"rows": rows, "environment": where}, text)

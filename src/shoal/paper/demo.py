@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from shoal.paper.reproduce import Reproduction, Request
 
@@ -36,24 +37,24 @@ def demo(
     if progress:  # before torch is imported, which takes seconds
         print(INTRODUCTION, file=sys.stderr, flush=True)
     from shoal.api.source import make_folder
-    from shoal.paper import cdsprites
+    from shoal.paper import cdsprites, columns
     from shoal.paper.figures import demo_figure
 
     make_folder(out)
     start, size = time.monotonic(), cdsprites.preset("sizes")["demo"]
-    planned = cdsprites.plan(["adam"], size, range(seeds))
-    records, failed = request.run(config for row in planned for config in row.runs)
-    entries = [cdsprites.entry(row, records) for row in planned]
-    titles = {"method": "method", "train, last": "training domains", "test, last": "held-out domain"}
-    table = [{title: cdsprites.shown(e)[name] for name, title in titles.items()} for e in entries]
-    curves = {
-        split: {
-            row.method: [records[c.identity].curve(split) for c in row.runs if c.identity in records]
-            for row in planned
-        }
-        for split in ("train", "test")
-    }
-    samples = cdsprites.samples(planned[0].runs[0].data_options)
-    figures = {"demo": demo_figure(samples, curves["train"], curves["test"])} if records else {}
+    (column,) = cdsprites.plan("adam", size, range(seeds)).values()
+    records, failed = request.run(column.runs)
+    panels = {"train": "training domains", "test": "held-out domain"}
+    scores = {split: column.scores(records, split, last=True) for split in panels}
+    curves: dict[str, dict[str, list[Any]]] = {title: {} for title in panels.values()}
+    for record in records.values():
+        for split, title in panels.items():
+            curves[title].setdefault(record.config.name, []).append(record.curve(split))
+    table = [
+        {"method": method, **{t: columns.shown(scores[s][method], column.metric) for s, t in panels.items()}}
+        for method in scores["test"]
+    ]
     text = {"seconds": time.monotonic() - start, "passes": size["passes"]}
-    return request.result({"": table}, {"rows": entries, **text}, text, figures=figures, failed=failed)
+    samples = cdsprites.samples(column.runs[0].data_options)
+    figures = {"demo": demo_figure(samples, curves)} if records else {}
+    return request.result({"": table}, {**scores, **text}, text, figures=figures, failed=failed)

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.data.sampler import DomainBatchSampler, Draw
-from shoal.paper.published import read
-
-if TYPE_CHECKING:
-    from shoal.paper.reproduce import Reproduction, Request
+from shoal.paper import read
+from shoal.paper.figures import linear_figure
+from shoal.paper.reproduce import Reproduction, Request
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 STEPS, EARLY = 1000, 100
@@ -167,8 +166,6 @@ def printed() -> dict[str, str]:
 
 
 def reproduce(request: Request) -> Reproduction:
-    from shoal.paper.figures import linear_figure
-
     rows = [row for method in METHODS for row in measure(method)]
     by = {(row["method"], row["weight_decay"]): row for row in rows}
     paper = read("published/linear.yaml")["states"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shoal.api.result import Result
 from shoal.errors import InputError, check_names
+from shoal.paper import read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,13 +53,19 @@ class Reproduction(Result):
     def problems(self) -> Sequence[str]:
         return self.failed
 
+    def document(self, form: Literal["text", "markdown"]) -> str:
+        """The tables, what they show, and what was left out."""
+        parts = []
+        for heading, table in self.tables.items():
+            parts += [f"{heading}:"] * bool(heading) + [getattr(table, form)()]
+        quick = [f"Quick run. {self.left_out}"] if self.left_out else []
+        return "\n\n".join([*parts, *map(_wrapped, [self.text, *quick])])
+
     def __str__(self) -> str:
-        parts = [f"{heading}:\n\n{t.text()}" if heading else t.text() for heading, t in self.tables.items()]
-        quick = [_wrapped(f"Quick run. {self.left_out}")] if self.left_out else []
         names = ", ".join(path.name for path in self.files)
         saved = [f"Saved in {self.files[0].parent}: {names}"] if self.files else []
         failed = ["\n".join(self.failed[:SHOWN])] if self.failed else []
-        return "\n\n".join([*parts, _wrapped(self.text), *quick, *failed, *saved])
+        return "\n\n".join([self.document("text"), *failed, *saved])
 
     def to_dict(self) -> dict[str, Any]:
         about = {"experiment": self.experiment, "left_out": self.left_out, "failed": list(self.failed)}
@@ -154,16 +161,16 @@ class Request:
 
         about = _experiments()[self.experiment]
         text = "\n".join([about["text"].format_map(values or {}), *more])
-        left_out = about["left_out"] if self.quick else ""
         made = {heading: Table([*rows[0]]) for heading, rows in tables.items()}
         for heading, rows in tables.items():
             for row in rows:
                 made[heading].add(*row.values())
-        headed = [(f"{heading}:\n\n" if heading else "", table) for heading, table in made.items()]
+        left_out = about["left_out"] if self.quick else ""
+        result = Reproduction(self.experiment, made, text, data, left_out, failed)
         contents = {
-            "md": "\n\n".join([*(heading + t.markdown() for heading, t in headed), text, left_out]).rstrip(),
-            "tex": "\n\n".join(t.latex() for t in made.values()),
-            "csv": "\n".join(t.csv() for t in made.values()),
+            "md": result.document("markdown"),
+            "tex": "\n\n".join(table.latex() for table in made.values()),
+            "csv": "\n".join(table.csv() for table in made.values()),
             "json": dump_json(data).decode(),
         }
         files = [self.out / f"{self.name}.{ending}" for ending in contents]
@@ -171,13 +178,11 @@ class Request:
             write_atomically(path, f"{content}\n".encode())
         for name, figure in (figures or {}).items():
             files += plots.save(figure, self.out / f"{name}{'-quick' * self.quick}")
-        return Reproduction(self.experiment, made, text, data, left_out, failed, files)
+        return replace(result, files=files)
 
 
 def _experiments() -> dict[str, dict[str, Any]]:
     """By experiment: its module, the options it uses, its text and what a quick run leaves out."""
-    from shoal.paper.published import read
-
     found: dict[str, dict[str, Any]] = read("presets/experiments.yaml")
     return found
 
@@ -210,8 +215,8 @@ def reproduce(
             wilds (the tables of these benchmarks), or ablation (warm start, learning rates, domains per step
             and SmoothFish on WILDS).
         quick: a small version that ends within two minutes on two cores; the result says what it leaves out.
-        only: parts to run. cdsprites: adam, idgm, batch-256, sgd, palette, as-printed; cost: sprite-cnn,
-            resnet50; ablation: warm-start, rates, meta-steps, smoothfish (default: all).
+        only: parts to run. cdsprites: adam, idgm, long-idgm, batch-256, sgd, palette, as-printed; cost:
+            sprite-cnn, resnet50; ablation: warm-start, rates, meta-steps, smoothfish (default: all).
         datasets: names of datasets, for tracking, grouping, domainbed, wilds and ablation (default: those of
             the paper).
         algorithms: names of algorithms, for domainbed and wilds (default: those of the paper).

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import permutations
 from math import factorial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.gradients import gradient, inner_product, match
-
-if TYPE_CHECKING:
-    from shoal.paper.reproduce import Reproduction, Request
+from shoal.paper.figures import theorem_figure
+from shoal.paper.reproduce import Reproduction, Request
 
 ALPHAS = tuple(float(a) for a in np.logspace(-1, -4, 13))
 
@@ -78,8 +77,6 @@ def _one_minus_cos(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 def reproduce(request: Request) -> Reproduction:
-    from shoal.paper.figures import theorem_figure
-
     results = [check_theorem(domains)._asdict() for domains in (2, 3, 4)]
     table = [
         {

@@ -29,15 +29,14 @@ from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.run import prepare
 from shoal.experiments.statistics import mean_sd, plus_minus
 from shoal.models.head import find_head
-from shoal.paper import cdsprites, recipes
-from shoal.paper.published import published
+from shoal.paper import cdsprites, read, recipes
+from shoal.paper.columns import shown, unit
+from shoal.paper.figures import tracking_figure
 from shoal.paper.recipes import Variant
-from shoal.paper.tables import score, unit
+from shoal.paper.reproduce import Reproduction, Request
 
 if TYPE_CHECKING:
     import pandas
-
-    from shoal.paper.reproduce import Reproduction, Request
 
 METHODS = (
     Variant("Fish"),
@@ -167,15 +166,13 @@ def table(models: Mapping[str, Any], fixed: Mapping[str, Any], metric: str) -> l
             "after, end": plus_minus(values["after"], 3),
             "change by an update": plus_minus(values["change"], 4),
             "inner product, end": f"{mean_sd(values['inner product'])[0]:.2e}",
-            f"held-out {unit(metric)}": score(values["score"], metric),
+            f"held-out {unit(metric)}": shown(values["score"], metric),
         }
         for model, values in models.items()
     ]
 
 
 def reproduce(request: Request) -> Reproduction:
-    from shoal.paper.figures import tracking_figure
-
     names = request.datasets or ("cdsprites",)
     check_names("dataset of tracking:", names, ["cdsprites", *recipes.datasets()])
     plans = {name: plan(name, request) for name in names}
@@ -196,5 +193,5 @@ def reproduce(request: Request) -> Reproduction:
         tables[title] = table(models, fixed, metric)
         file = "tracking" if name == "cdsprites" else f"tracking-{name}"
         figures[file] = tracking_figure(measured, scores, fixed, title, metric)
-    paper = "\n".join(f"  {claim['method']}: {claim['words']}" for claim in published("tracking"))
+    paper = "\n".join(f"  {claim['method']}: {claim['words']}" for claim in read("published/tracking.yaml"))
     return request.result(tables, data, {"paper": paper}, figures=figures, failed=failed)
