@@ -189,15 +189,7 @@ def reproduce(request: Request) -> Reproduction:
     names = {"linear": 0.0, f"linear-decay-{SHOWN:g}".replace(".", "_"): SHOWN}
     figures = {name: linear_figure({m: by[m, d]["path"] for m in METHODS}, d) for name, d in names.items()}
     nearest = min(METHODS, key=lambda method: abs(by[method, SHOWN]["w1+b"]))
-    values = {
-        "erm": until["ERM"],
-        "fish": until["Fish"],
-        "idgm": until["IDGM, normalised, γ=0.1"],
-        "iga": until["IGA, λ=1"],
-        "iga_100": until["IGA, λ=100"],
-        "decay": SHOWN,
-        "nearest": nearest,
-        "margin": by[nearest, SHOWN]["w1+b"],
-        "printed": "; ".join(f"{name}: {found}" for name, found in printed().items()),
-    }
-    return request.result(tables, {"rows": rows, "printed": printed()}, values, figures=figures)
+    found = "; ".join(f"{name}: {states}" for name, states in printed().items())
+    values = {"until": until, "decay": SHOWN, "nearest": nearest, "margin": by[nearest, SHOWN]["w1+b"]}
+    data = {"rows": rows, "printed": printed()}
+    return request.result(tables, data, {**values, "printed": found}, figures=figures)

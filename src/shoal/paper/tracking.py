@@ -131,33 +131,31 @@ def summary(measured: pandas.DataFrame, scores: pandas.DataFrame) -> dict[str, d
 
     ``change`` is how much an update changes the cosine, on average over all of training.
     """
+    step = measured["iteration"]
+    start, end = measured[step <= step.quantile(0.1)], measured[step >= step.quantile(0.9)]
+    by = ["model", "when", "seed"]
+    first, last, all_of = (part.groupby(by)[list(KINDS)].mean() for part in (start, end, measured))
+    final = scores.groupby(["model", "seed"])["score"].last()
     result = {}
-    for model, own in measured.groupby("model", sort=False):
-        step = own["iteration"]
-        start, end = own[step <= step.quantile(0.1)], own[step >= step.quantile(0.9)]
-
-        def mean(part: Any, when: str, kind: str = "mean_cosine") -> list[float]:
-            return list(part[part["when"] == when].groupby("seed")[kind].mean())
-
-        result[str(model)] = {
-            "start": mean(start, "after"),
-            "before": mean(end, "before"),
-            "after": mean(end, "after"),
-            "change": np.subtract(mean(own, "after"), mean(own, "before")).tolist(),
-            "inner product": mean(end, "after", "mean_inner_product"),
-            "score": list(scores[scores["model"] == model].groupby("seed")["score"].last()),
+    for model in scores["model"].unique():
+        cosines = {
+            "start": first.loc[model, "after"]["mean_cosine"],
+            "before": last.loc[model, "before"]["mean_cosine"],
+            "after": last.loc[model, "after"]["mean_cosine"],
+            "change": (all_of.loc[model, "after"] - all_of.loc[model, "before"])["mean_cosine"],
         }
+        product = last.loc[model, "after"]["mean_inner_product"]
+        values = {**cosines, "inner product": product, "score": final.loc[model]}
+        result[str(model)] = {name: own.tolist() for name, own in values.items()}
     return result
 
 
 def table(models: Mapping[str, Any], fixed: Mapping[str, Any], metric: str) -> list[dict[str, str]]:
     """A row per model; a constant one is the same throughout."""
-    kinds = dict.fromkeys(("start", "before", "after"), "mean_cosine") | {
-        "inner product": "mean_inner_product"
-    }
     for name, values in fixed.items():
-        same = {column: [values[kind]] for column, kind in kinds.items()}
-        models = {**models, name: {**same, "change": [0.0], "score": [values["score"]]}}
+        same = {column: [values["mean_cosine"]] for column in ("start", "before", "after")}
+        same |= {"change": [0.0], "inner product": [values["mean_inner_product"]]}
+        models = {**models, name: {**same, "score": [values["score"]]}}
     return [
         {
             "": model,
@@ -165,7 +163,7 @@ def table(models: Mapping[str, Any], fixed: Mapping[str, Any], metric: str) -> l
             "before": plus_minus(values["before"], 3),
             "after, end": plus_minus(values["after"], 3),
             "change by an update": plus_minus(values["change"], 4),
-            "inner product, end": f"{mean_sd(values['inner product'])[0]:.2e}",
+            "inner product, end": f"{np.mean(values['inner product']):.2e}",
             f"held-out {unit(metric)}": shown(values["score"], metric),
         }
         for model, values in models.items()
