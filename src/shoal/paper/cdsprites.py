@@ -66,6 +66,7 @@ def plan(name: str, size: Mapping[str, Any], seeds: Iterable[int], split: str = 
             claim["method"]: f"{claim['relation']} {claim['value']}"
             for claim in read("published/cdsprites.yaml")
             if (claim["part"], claim["domains"], claim["split"]) == (name, number, split)
+            and claim["method"] not in size["without"]
         }
         runs = configs(methods, number, seeds, size, part)
         result[number] = Column("cdsprites", f"N = {number}", "accuracy", paper, runs)
