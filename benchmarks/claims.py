@@ -74,13 +74,20 @@ def contents(paths: Sequence[Path]) -> Iterator[Any]:
                     yield json.load(file_of)
 
 
+def _before_and_after(point: Any, method: str) -> tuple[float, float]:
+    """Mean cosines around an update."""
+    own = point["models"][method] if "models" in point else {"before": point, "after": point["after"]}
+    return own["before"]["mean_cosine"], own["after"]["mean_cosine"]
+
+
 class Evidence:
     """Records by what they are of."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sprites: dict[tuple[str, str, int], dict[int, Any]] = {}
         """By part, method and N: records by seed."""
-        self.tracks: dict[int, Any] = {}
+        self.tracks: dict[str, dict[int, list[tuple[float, float]]]] = {FISH: {}, ERM: {}}
+        """By method and seed: mean cosines before and after every update."""
         self.costs: list[Any] = []
         for content in contents(paths):
             if not isinstance(content, dict):
@@ -95,11 +102,14 @@ class Evidence:
         data = config["data_options"]
         if data.get("size", 64) != 64 or data.get("per_domain"):
             return  # smaller than the paper's
-        if any("models" in point for point in record["agreement"]):
+        if agreement := record["agreement"]:
             if (data["domains"], config["steps"]) == (15, 1000) and record["status"] == "finished":
-                self.tracks[config["seed"]] = record
+                label = FISH if config["draw"] is None else ERM
+                for method in (FISH, ERM) if "models" in agreement[0] else (label,):  # version 0.3: both
+                    own = [_before_and_after(point, method) for point in agreement]
+                    self.tracks[method][config["seed"]] = own
             return
-        part = "palette" if data["palette"] == "random" else config.get("optimizer") or "adam"
+        part = "palette" if data.get("palette") == "random" else config.get("optimizer") or "adam"
         if config["settings"].get("trust", 0) is None:
             part = "as printed"
         elif config["batch_size"] != 64:
@@ -108,7 +118,7 @@ class Evidence:
         method = names.get(config["algorithm"], RANDOM if config["draw"] == "regrouped" else FISH)
         passes = config["steps"] * (config["domains_per_step"] or 1)
         if method == IDGM and part == "adam":
-            if config["steps"] < UPDATES:
+            if config["steps"] < UPDATES or UPDATES % config["eval_every"]:
                 return
         elif passes != PASSES:
             return
@@ -178,12 +188,11 @@ class Evidence:
     def agreement(self, model: str) -> list[dict[str, float]]:
         """By seed: how much the cosine rises in training, its end, and the mean change by an update."""
         result = []
-        for _, record in sorted(self.tracks.items()):
-            own = [point["models"][model] for point in record["agreement"]]
-            before, after = ([p[when]["mean_cosine"] for p in own] for when in ("before", "after"))
+        for _, own in sorted(self.tracks[model].items()):
+            after = [value for _, value in own]
             tenth = max(1, round(len(own) / 10))
             end, start = statistics.fmean(after[-tenth:]), statistics.fmean(after[:tenth])
-            change = statistics.fmean(a - b for a, b in zip(after, before, strict=True))
+            change = statistics.fmean(a - b for b, a in own)
             result.append({"rise": end - start, "end": end, "change": change})
         return result
 

@@ -30,7 +30,8 @@ from shoal.data.sprites import latent_grid, render
 from shoal.experiments.execute import execute
 from shoal.experiments.store import Store
 from shoal.models import FeatureModel, build
-from shoal.paper.cdsprites import ERM, FISH, REPTILE, configs
+from shoal.paper.cdsprites import configs, preset
+from shoal.paper.recipes import Variant
 from shoal.training.loop import Training
 from shoal.training.options import complete
 from shoal.training.stepping import Stepper
@@ -238,9 +239,10 @@ def resumes() -> None:
 
 def side_by_side() -> None:
     print("\na long run beside many short ones, ten at a time, deterministic kernels: each as alone")
-    common: dict[str, Any] = {"per_domain": 500, "eval_limit": 50}
-    runs = configs([REPTILE], [30], [0], passes=6000, **common)
-    runs += configs([FISH, ERM], [10], range(9), passes=200, **common)
+    size = preset("sizes")["full"]
+    size = {**size, "data": {"size": 64, "per_domain": 500}, "run": {**size["run"], "eval_limit": 50}}
+    runs = configs([Variant("Reptile", "reptile")], 30, [0], {**size, "passes": 6000})
+    runs += configs([Variant("Fish"), Variant("ERM", "erm")], 10, range(9), {**size, "passes": 200})
     found = []
     for together in (1, 10):
         with tempfile.TemporaryDirectory() as folder:

@@ -227,6 +227,8 @@ class LogOptions(TypedDict, total=False):
 
     track_every: Annotated[Count | None, Option(None, "train")]
     """Number of steps between measurements of the gradient agreement between domains."""
+    track_after: Annotated[bool, Option(False)]
+    """Measure the gradient agreement after these steps too, on the same batches."""
     checkpoint_every: Annotated[Count | None, Option()]
     """Number of steps between checkpoints (default: at evaluations and every five minutes)."""
     predictions: Annotated[bool | str, Option(False, "train")]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from experiments.conftest import in_process
 from imitations.wilds import WILDS, maker
+
+__all__ = ["in_process"]
+QUICK: dict[str, Any] = {"quick": True, "device": "cpu", "jobs": 1, "progress": False}
+"""Options of quick calls of `reproduce`."""
 
 
 @pytest.fixture(scope="session")

@@ -1,125 +1,115 @@
-"""CdSprites-N: the same deal for every method, rows that share runs, and the experiment from end to end."""
+"""CdSprites-N: the same conditions for every method, rows that share runs, and the whole experiment."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paper.conftest import QUICK
 from shoal.errors import InputError
-from shoal.experiments.execute import Store
-from shoal.paper import cdsprites, demo
-from shoal.paper.demo import demo as show
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.paper import cdsprites
+from shoal.paper.columns import table
+from shoal.paper.demo import demo
+from shoal.paper.recipes import Variant
 from shoal.paper.reproduce import reproduce
 
-TINY = {"passes": 40, "size": 32, "per_domain": 40, "width": 2, "eval_limit": 40}
-SIZE = replace(cdsprites.QUICK, numbers=(2,), deal=TINY, updates=10)
-FULL = cdsprites.plan(cdsprites.PARTS, cdsprites.FULL, range(2))
+FULL = cdsprites.preset("sizes")["full"]
+TINY: dict[str, Any] = {
+    "numbers": [2],
+    "seeds": 1,
+    "passes": 40,
+    "updates": 20,
+    "without": ["Reptile"],
+    "data": {"size": 32, "per_domain": 40},
+    "run": {"model_options": {"width": 2}, "batch_size": 8, "lr": 1e-3, "eval_limit": 40},
+    "settings": {"fish": {"meta_lr": 0.3}},
+}
 
 
-def test_every_method_gets_the_same_deal() -> None:
-    methods = (cdsprites.ERM, cdsprites.FISH, cdsprites.REGROUPED, cdsprites.REPTILE, cdsprites.IDGM)
-    configs = cdsprites.configs(methods, [5, 10], [0, 1], passes=4000, size=32)
-    assert len({c.identity for c in configs}) == len(configs) == len(methods) * 4
-    assert {c.steps * c.domains_per_step for c in configs} == {4000}
+def runs(part: str) -> list[RunConfig]:
+    return [config for column in cdsprites.plan(part, FULL, range(2)).values() for config in column.runs]
+
+
+def test_every_method_has_the_same_passes_and_optimizer() -> None:
+    configs = runs("adam")
+    assert len({c.identity for c in configs}) == len(configs) == 4 * 7 * 2
+    assert {c.steps * c.domains_per_step for c in configs} == {12_000}
     assert len({(c.optimizer, c.lr, c.batch_size, str(c.model_options)) for c in configs}) == 1
-    assert all(
-        c.steps // c.eval_every == cdsprites.POINTS and c.data_options["seed"] == c.seed for c in configs
-    )
-    with pytest.raises(InputError, match="multiple of 200 for N=10"):
-        cdsprites.configs(methods, [10], [0], passes=4010)
+    assert all(c.steps // c.eval_every == 20 and c.data_options["seed"] == c.seed for c in configs)
+    with pytest.raises(InputError, match="multiple of 140 for N=7"):
+        cdsprites.configs([Variant("Fish")], 7, [0], FULL)
 
 
-def test_parts_of_the_figure() -> None:
-    by_part = {part: [row for row in FULL if row.part == part] for part in cdsprites.PARTS}
-    for part in ("adam", "sgd", "palette"):
-        assert {"ERM", "Fish", "Fish, random grouping"} <= {row.method for row in by_part[part]}
-        assert {c.steps * c.domains_per_step for row in by_part[part] for c in row.runs} == {12_000}
-    assert {c.optimizer for row in by_part["sgd"] for c in row.runs} == {"sgd"}
-    assert {c.data_options["palette"] for row in by_part["palette"] for c in row.runs} == {"random"}
-    assert {row.domains for row in by_part["idgm"]} == set(cdsprites.FULL.numbers)
+def test_parts() -> None:
+    for part in ("sgd", "palette"):
+        assert {c.name for c in runs(part)} == {"ERM", "Fish", "Fish, random grouping"}
+        assert {c.steps * c.domains_per_step for c in runs(part)} == {12_000}
+    assert {c.optimizer for c in runs("sgd")} == {"sgd"}
+    assert {c.data_options["palette"] for c in runs("palette")} == {"random"}
+    assert {c.batch_size for c in runs("batch-256")} == {256}
+    assert runs("as-printed")[0].settings == {"trust": None, "gamma": 0.3}
+    lengths = {(c.name, c.domains_per_step): c.steps for c in runs("idgm")}
+    assert all(lengths["IDGM", n] == 12_000 // n for n in FULL["numbers"])
+    assert all(lengths["IDGM, equal updates", n] == 1500 for n in FULL["numbers"])
 
 
-def test_rows_of_idgm_share_runs_that_are_evaluated_where_each_ends() -> None:
-    rows = [row for row in FULL if row.part == "idgm"]
-    assert len({c.identity for row in rows for c in row.runs}) == 2 * len(cdsprites.FULL.numbers)
-    for row in rows:
-        assert row.at == (
-            12_000 // row.domains if row.method == "IDGM" else 6000 if "6,000" in row.method else 1500
-        )
-        for config in row.runs:
-            assert config.steps >= row.at
-            assert row.at % config.eval_every == 0
-
-
+@pytest.mark.usefixtures("in_process")
 def test_from_runs_to_a_table_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cdsprites, "QUICK", SIZE)
-    options = {"quick": True, "out": tmp_path, "device": "cpu", "jobs": 1, "progress": False}
-    result = reproduce("cdsprites", only=["adam", "idgm"], **options)
-    rows = {row["method"]: row for row in result.data["rows"]}
-    assert list(rows) == ["Fish", "Fish, random grouping", "ERM", "IDGM, equal updates", "IDGM"]
+    monkeypatch.setitem(cdsprites.preset("sizes"), "quick", TINY)
+    result = reproduce("cdsprites", only=["adam", "idgm"], out=tmp_path, **QUICK)
+    (adam,), (idgm,) = (result.data["tables"][f"{part}, held-out domain"] for part in ("adam", "idgm"))
+    assert list(adam["ours"]) == ["Fish", "Fish, random grouping", "ERM"]
+    assert list(idgm["ours"]) == ["IDGM, equal updates", "IDGM"]
     assert not result.problems
-    assert all(0 <= value <= 1 for row in rows.values() for value in row["test last"])
+    assert all(0 <= row["mean"] <= 1 for row in (*adam["ours"].values(), *idgm["ours"].values()))
     assert "must not be taken for a result" in str(result)
     assert {"cdsprites-quick.png", "cdsprites-samples-quick.svg"} <= {path.name for path in result.files}
-    folder = tmp_path / "cdsprites-quick"
-    kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
-    assert len(kept) == 4  # both rows of IDGM are of one run
-
-    # The shorter row is what a run of its length gives.
-    (row,) = [r for r in cdsprites.plan(["idgm"], SIZE, [0]) if r.method == "IDGM, equal updates"]
-    (whole,) = Store(folder).found(row.runs)
-    assert whole.config.steps == 20
-    assert [m["scores"]["test"]["average"] for m in whole.history if m["step"] == row.at] == rows[row.method][
-        "test last"
-    ]
-
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cdsprites-quick").glob("*.json")}
+    assert len(kept) == 4  # both rows of IDGM are of one run here: twenty updates are forty passes
     gone = next(iter(kept))
     gone.unlink()
-    again = reproduce("cdsprites", only=["adam", "idgm"], **options)
+    again = reproduce("cdsprites", only=["adam", "idgm"], out=tmp_path, **QUICK)
     assert again.data == result.data
-    changed = {path for path, time in kept.items() if path.stat().st_mtime_ns != time}
-    assert changed == {gone}
+    assert {path for path, time in kept.items() if path.stat().st_mtime_ns != time} == {gone}
     assert json.loads(json.dumps(again.to_dict()))["experiment"] == "cdsprites"
-    with pytest.raises(InputError, match="Did you mean 'palette'"):
-        reproduce("cdsprites", only="palete", **options)
 
 
-def test_a_run_that_diverged_has_no_score() -> None:
-    row = next(r for r in FULL if r.method == "IDGM" and r.domains == 10)
-    every = row.runs[0].eval_every
-    point = {"metric": "accuracy", "average": 0.5, "domains": {}}
-    history = [
-        {"step": step, "scores": dict.fromkeys(("train", "validation", "test"), point)}
-        for step in range(every, row.at + 1, every)
-    ]
+def test_the_papers_numbers_are_beneath_ours() -> None:
+    column = cdsprites.plan("adam", FULL, range(2))[10]
+    fish = [config.identity for config in column.runs if config.name == "Fish"]
+    scores = {"test": {"metric": "accuracy", "average": 0.5}}
+    point = {"step": 1, "scores": scores}
+    records = {
+        key: RunRecord(column.runs[0], status, (point,), 0, "", 1.0, {})
+        for key, status in zip(fish, ("finished", "diverged"), strict=True)
+    }
+    entry = column.entry(column.scores(records, last=True))
+    assert entry["ours"]["Fish"]["values"] == [0.5, None]  # a run that diverged has no score
+    rows = {row[""]: row["N = 10, accuracy (%)"] for row in table([entry])}
+    assert (rows["Fish"], rows["Fish, the paper"], rows["ERM, the paper"]) == (
+        "50.0 (1 of 2)",
+        "about 100",
+        "about 50",
+    )
 
-    class Record:
-        def __init__(self, number: int, points: int) -> None:
-            self.config, self.history = row.runs[number], tuple(history[:points])
 
-    records = {c.identity: Record(n, len(history) - n) for n, c in enumerate(row.runs)}
-    entry = cdsprites.entry(row, records)  # type: ignore[arg-type]
-    assert (entry["seeds"], entry["diverged"], entry["test last"]) == ([0], [1], [0.5])
-    assert "1, 1 diverged" in cdsprites.table([entry]).text()
-
-
+@pytest.mark.usefixtures("in_process")
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "SIZE", {**TINY, "passes": 200})
-    result = show(out=tmp_path, jobs=1)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Square or ellipse?" in said.err
-    assert "3 runs to do" in said.err
-    assert [row["method"] for row in result.rows] == ["Fish", "Fish, random grouping", "ERM"]
-    assert all(row["seeds"] == [0] for row in result.rows)
-    assert {path.name for path in result.files} == {"demo.png", "demo.svg"}
-    again = show(out=tmp_path, jobs=1, progress=False)
-    assert again.rows == result.rows
+    monkeypatch.setitem(cdsprites.preset("sizes"), "demo", TINY)
+    result = demo(out=tmp_path, jobs=1)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "Square or ellipse?" in output.err
+    assert list(result.data["test"]) == ["Fish", "Fish, random grouping", "ERM"]
+    assert {"demo.png", "demo.svg"} <= {path.name for path in result.files}
+    again = demo(out=tmp_path, jobs=1, progress=False)
+    assert again.data["test"] == result.data["test"]
     assert capsys.readouterr().err == ""
     assert "held-out domain" in str(again)
-    assert not again.problems
     with pytest.raises(InputError, match="seeds must be at least 1"):
-        show(seeds=0, out=tmp_path)
+        demo(seeds=0, out=tmp_path)

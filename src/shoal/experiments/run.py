@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -130,7 +129,7 @@ def _finished_on_device(config: RunConfig, data: DomainData, device: torch.devic
     return replace(data, examples=data.examples.on_device()) if on_device else data
 
 
-HOW = {*declared(FitOptions), "runner"} - {*declared(TrainingOptions), "device", "progress"}
+HOW = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
 """Options that change no result."""
 
 
@@ -177,9 +176,6 @@ def run(
     from shoal.experiments import baselines  # which imports this module
 
     how = dict(how or {})
-    if runner := how.get("runner"):  # a module of this package that does runs in its own way
-        record: RunRecord = importlib.import_module(f"shoal.{runner}").run(config, device, progress, how=how)
-        return record
     if baselines.is_one(config):
         return baselines.train(config, folder) if folder is not None and weights else baselines.run(config)
     if folder is None:

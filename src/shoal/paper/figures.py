@@ -1,4 +1,4 @@
-"""The paper's figures, with matplotlib. A function that ends in ``_axes`` draws one panel."""
+"""The paper's figures, with matplotlib."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.paper.published import published
+from shoal.paper import read
+from shoal.paper.columns import is_share, unit
 from shoal.report.plots import COLOURS, SPARE, _figure, _plain, _tidy
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-Curves = Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]]
-"""Method → one (x, y) curve per seed."""
-Accuracies = Mapping[str, Mapping[int, Sequence[float]]]
-"""Method → N → one accuracy per seed."""
 GREY, INK = "#888888", "#222222"
 
 
@@ -31,46 +28,46 @@ def _legend_below(figure: Any, axes: Any, **options: Any) -> None:
     figure.legend(handles, labels, frameon=False, loc="outside lower center", **options)
 
 
-def accuracy_axes(axes: Any, curves: Curves, title: str) -> None:
-    """Accuracy against passes: the mean over seeds, and every seed thin behind it."""
-    for number, (method, runs) in enumerate(curves.items()):
-        colour = _colour(method, number)
-        for x, y in runs if len(runs) > 1 else []:
-            axes.plot(x, [100 * v for v in y], color=colour, alpha=0.3, linewidth=0.8)
-        length = min(len(y) for _, y in runs)
-        mean = np.mean([y[:length] for _, y in runs], axis=0)
-        axes.plot(runs[0][0][:length], 100 * mean, color=colour, linewidth=2, label=method)
+def _band(axes: Any, x: Any, y: np.ndarray, colour: str, label: str, line: str = "-") -> None:
+    """The mean over seeds (columns), and within a standard deviation of it."""
+    mean = y.mean(1)
+    axes.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=label)
+    if y.shape[1] > 1:
+        spread = y.std(1, ddof=1)
+        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
+
+
+def _accuracy_axes(axes: Any, title: str, xlabel: str) -> None:
     axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
-    axes.set(title=title, xlabel="forward–backward passes", ylabel="accuracy (%)", ylim=(40, 102))
+    axes.set(title=title, xlabel=xlabel, ylabel="accuracy (%)", ylim=(40, 103))
     _tidy(axes)
 
 
-def demo_figure(samples: Mapping[str, np.ndarray], train: Curves, test: Curves) -> Figure:
-    """Images of every domain above; accuracy on the training domains and on the held-out one below."""
+def demo_figure(samples: Mapping[str, np.ndarray], curves: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Images of every domain above; accuracy in training below: by panel and method one (x, y) per seed."""
     figure: Any = _figure(9.5, 6.6)
     above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1.3))
     samples_panel(above, samples)
-    left, right = below.subplots(1, 2)
-    accuracy_axes(left, train, "training domains")
-    accuracy_axes(right, test, "held-out domain")
-    _legend_below(below, right)
+    for axes, (title, by_method) in zip(below.subplots(1, 2), curves.items(), strict=True):
+        for number, (method, runs) in enumerate(by_method.items()):
+            length = min(len(y) for _, y in runs)  # shorter where a run diverged
+            accuracies = 100 * np.array([y[:length] for _, y in runs]).T
+            _band(axes, runs[0][0][:length], accuracies, _colour(method, number), method)
+        _accuracy_axes(axes, title, "forward–backward passes")
+    _legend_below(below, axes)
     return figure
 
 
 def samples_panel(figure: Any, samples: Mapping[str, np.ndarray], columns: int = 6) -> None:
-    """A strip of images, (n, h, w, 3) in [0, 1], for each domain."""
-    rows = -(-len(samples) // columns)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    """A square of images, (n², h, w, 3) in [0, 1], for each domain."""
+    grid = figure.subplots(-(-len(samples) // columns), columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, (name, images) in zip(grid.flat, samples.items(), strict=False):
-        side = int(np.ceil(np.sqrt(len(images))))
-        n, h, w, _ = images.shape
-        tile = np.ones((side * (h + 1) - 1, side * (w + 1) - 1, 3))
-        for i in range(n):
-            r, c = divmod(i, side)
-            tile[r * (h + 1) : r * (h + 1) + h, c * (w + 1) : c * (w + 1) + w] = images[i]
-        axes.imshow(tile, interpolation="nearest")
+        side = int(np.sqrt(len(images)))
+        framed = np.pad(images, ((0, 0), (0, 1), (0, 1), (0, 0)), constant_values=1)
+        rows = [np.hstack([*framed[i : i + side]]) for i in range(0, side**2, side)]
+        axes.imshow(np.vstack(rows), interpolation="nearest")
         axes.set_title(_plain(name), fontsize=8, pad=3)
 
 
@@ -80,35 +77,31 @@ def samples_figure(samples: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def domains_axes(axes: Any, results: Accuracies, split: str, title: str) -> None:
-    """Accuracy against N: mean over seeds with its standard deviation; crosses for the paper's numbers."""
-    printed = [c for c in published("cdsprites") if c["split"] == split and c["relation"] != "below"]
-    for number, (method, by_count) in enumerate(results.items()):
-        offset = 0.4 * (number - (len(results) - 1) / 2)  # methods that agree would hide each other
-        counts = sorted(by_count)
-        means = [100 * np.mean(by_count[n]) for n in counts]
-        spread = [100 * np.std(by_count[n], ddof=1) if len(by_count[n]) > 1 else 0 for n in counts]
-        style: Any = {"color": _colour(method, number)}
-        places = [n + offset for n in counts]
-        axes.errorbar(places, means, spread, marker="o", markersize=5, capsize=3, label=method, **style)
-        style |= {"markersize": 8, "markeredgewidth": 2, "clip_on": False}
-        for claim in printed:
-            if claim["method"] == method:
-                axes.plot(claim["domains"] + offset, claim["value"], "x", **style)
-    axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
-    axes.set(title=title, xlabel="number of training domains N", ylabel="accuracy (%)", ylim=(40, 103))
-    _tidy(axes)
+def cdsprites_figure(panels: Mapping[str, Sequence[Mapping[str, Any]]], setting: str) -> Figure:
+    """Accuracy against N: mean and standard deviation over seeds; crosses for the paper's numbers.
 
-
-def cdsprites_figure(train: Accuracies, test: Accuracies, setting: str) -> Figure:
-    """The paper's figure: train and test accuracy against N, with the paper's own numbers as crosses."""
+    ``panels`` are the columns of tables by split.
+    """
     figure = _figure(9.5, 4.4)
     figure.suptitle(setting, fontsize=9)
-    left, right = figure.subplots(1, 2)
-    domains_axes(left, train, "train", "training domains")
-    domains_axes(right, test, "test", "held-out domain")
-    right.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
-    _legend_below(figure, right, ncols=4)
+    titles = {"train": "training domains", "test": "held-out domain"}
+    for axes, (split, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        methods = list(dict.fromkeys(row for entry in panels[split] for row in entry["ours"]))
+        for number, method in enumerate(methods):
+            offset = 0.4 * (number - (len(methods) - 1) / 2)  # methods that agree would hide each other
+            own = {e["domains"]: e["ours"][method] for e in panels[split] if method in e["ours"]}
+            counts = sorted(n for n, values in own.items() if values["mean"] is not None)
+            means, spread = ([100 * (own[n][what] or 0) for n in counts] for what in ("mean", "sd"))
+            style: Any = {"color": _colour(method, number)}
+            places = [n + offset for n in counts]
+            axes.errorbar(places, means, spread, marker="o", markersize=5, capsize=3, label=method, **style)
+            style |= {"markersize": 8, "markeredgewidth": 2, "clip_on": False}
+            for claim in read("published/cdsprites.yaml"):
+                if (claim["method"], claim["split"]) == (method, split) and claim["relation"] != "below":
+                    axes.plot(claim["domains"] + offset, claim["value"], "x", **style)
+        _accuracy_axes(axes, title, "number of training domains N")
+    axes.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
+    _legend_below(figure, axes, ncols=4)
     return figure
 
 
@@ -156,42 +149,43 @@ def theorem_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def tracking_figure(measured: pandas.DataFrame, scores: pandas.DataFrame, title: str, metric: str) -> Figure:
+def tracking_figure(
+    measured: pandas.DataFrame,
+    scores: pandas.DataFrame,
+    constants: Mapping[str, Mapping[str, Any]],
+    title: str,
+    metric: str,
+) -> Figure:
     """Fish beside ERM, mean and standard deviation over seeds: agreement of gradients, and scores.
 
     Values before an update are dotted and those after it solid; a point is the mean over a fortieth of the
-    training (of inner products, which have outliers, the median). Dashed: a constant classifier.
+    training (of inner products, which have outliers, the median). Dashed: constant classifiers.
     """
     figure = _figure(12, 4.0)
     left, middle, right = figure.subplots(1, 3)
-    for axes, kind, how in ((left, "mean_cosine", "mean"), (middle, "mean_inner_product", "median")):
-        for model in ("Fish", "ERM"):
-            for when, line in (("before", ":"), ("after", "-")):
-                own = measured[(measured["model"] == model) & (measured["when"] == when)]
-                values = own.pivot(index="iteration", columns="seed", values=kind)
-                x, y = _smooth(values, how)
-                _band(axes, x, y, COLOURS[model], line, f"{model}, {when} the update")
-    share = "accuracy" in metric or "F1" in metric
-    scores = scores.assign(score=scores["score"] * (100 if share else 1))
-    for model in ("Fish", "ERM"):
-        values = scores[scores["model"] == model].pivot(index="iteration", columns="seed", values="score")
-        _band(right, values.index, values.to_numpy(), COLOURS[model], "-", model)
-    columns = {"mean_cosine": measured, "mean_inner_product": measured, "score": scores}
-    for axes, kind in zip((left, middle, right), columns, strict=True):
-        for name, line in (("constant classifier", "--"), ("constant and wrong", "-.")):
-            level = columns[kind].loc[columns[kind]["model"] == name, kind].mean()
-            if np.isfinite(level) and (line == "--" or axes is left):
-                axes.axhline(level, color=GREY, linewidth=1.2, linestyle=line, label=name)
-        axes.set(xlabel="iteration")
-        _tidy(axes)
+    panels = {"mean_cosine": (left, "mean"), "mean_inner_product": (middle, "median")}
+    for kind, (axes, how) in panels.items():
+        for (model, when), own in measured.groupby(["model", "when"], sort=False):
+            x, y = _smooth(own.pivot(index="iteration", columns="seed", values=kind), how)
+            line = {"before": ":", "after": "-"}[when]
+            _band(axes, x, y, COLOURS[model], f"{model}, {when} the update", line)
+    scale = 100 if is_share(metric) else 1
+    for model, own in scores.groupby("model", sort=False):
+        values = scale * own.pivot(index="iteration", columns="seed", values="score")
+        _band(right, values.index, values.to_numpy(), COLOURS[model], model)
+    for (name, values), line in zip(constants.items(), ("--", "-."), strict=True):
+        levels = [values["mean_cosine"], values["mean_inner_product"], scale * values["score"]]
+        for axes, level in zip((left, middle, right) if line == "--" else (left,), levels, strict=False):
+            axes.axhline(level, color=GREY, linewidth=1.2, linestyle=line, label=name)
     left.set(title="cosine between domains' gradients", ylabel="normalised GIP")
     middle.set(title="inner product between them", ylabel="GIP")
-    right.set(title="held-out domain", ylabel=f"{metric} (%)" if share else metric)
-    sizes = measured["mean_inner_product"].abs()
-    sizes = sizes[sizes > 0]
-    smallest = 10 ** np.ceil(np.log10(sizes.quantile(0.3))) if len(sizes) else 1.0
-    middle.set_yscale("symlog", linthresh=smallest)
+    right.set(title="held-out domain", ylabel=unit(metric))
+    sizes = measured["mean_inner_product"].abs().replace(0, np.nan)
+    middle.set_yscale("symlog", linthresh=10 ** np.ceil(np.log10(sizes.quantile(0.3))))
     middle.yaxis.get_major_locator().set_params(numticks=7)
+    for axes in (left, middle, right):
+        axes.set(xlabel="iteration")
+        _tidy(axes)
     figure.suptitle(_plain(title))
     _legend_below(figure, left, fontsize=9, ncols=6)
     return figure
@@ -202,12 +196,3 @@ def _smooth(values: pandas.DataFrame, how: str) -> tuple[np.ndarray, np.ndarray]
     parts = max(min(2, len(values)), min(40, len(values) // 5))
     grouped = values.reset_index().groupby(np.arange(len(values)) * parts // len(values))
     return grouped["iteration"].mean().to_numpy(), grouped[list(values.columns)].agg(how).to_numpy()
-
-
-def _band(axes: Any, x: Any, y: np.ndarray, colour: str, line: str, label: str) -> None:
-    """The mean over seeds (columns), and within a standard deviation of it."""
-    mean = y.mean(1)
-    axes.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=label)
-    if y.shape[1] > 1:
-        spread = y.std(1, ddof=1)
-        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.data.sampler import DomainBatchSampler, Draw
-from shoal.report.tables import Table
-
-if TYPE_CHECKING:
-    from shoal.paper.reproduce import Reproduction, Request
+from shoal.paper import read
+from shoal.paper.figures import linear_figure
+from shoal.paper.reproduce import Reproduction, Request
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 STEPS, EARLY = 1000, 100
@@ -29,12 +28,6 @@ EVERY, POINTS = 2, 80
 DECAYS = (0.0, 0.004, 0.008, 0.012)
 SHOWN = 0.008
 """The weight decay at which the end points of the methods differ."""
-PAPER = {"ERM": "97/57", "IDGM": "93/93", "IGA": "97/57", "Fish": "93/93"}
-PRINTED = {"ERM": (2.8, 3.3, 3.3, 0.0, -2.7), "IDGM and Fish": (0.4, 0.2, 0.2, 0.0, -0.4)}
-"""W and b in the paper's table."""
-
-
-LEFT_OUT = "Nothing is left out: the whole experiment takes seconds."
 
 
 class Domain(NamedTuple):
@@ -132,101 +125,71 @@ def follow(method: str, decays: Sequence[float] = DECAYS, steps: int = STEPS, se
     """Weights (steps + 1, decays, 5) of a method that starts at zero."""
     step, draw = METHODS[method]
     sampler = DomainBatchSampler([0, 1], 1, 2, draw=draw, seed=seed, steps=1)
+    orders = sampler.plans(1, steps + 1)[0]
     decay = np.array(decays)[:, None]
     path = [np.zeros((len(decays), 5))]
-    for number in range(1, steps + 1):
-        path.append(step(path[-1], decay, [d for d, _ in sampler.plan(number) if d is not None]))
+    for order in orders:
+        path.append(step(path[-1], decay, [d for d in order if d is not None]))
     return np.stack(path)
+
+
+def accuracies(weights: Array) -> tuple[Array, Array]:
+    """On the training domains and on the held-out one."""
+    return np.mean([d.accuracy(weights) for d in TRAINING], axis=0), TEST.accuracy(weights)
+
+
+def state(weights: Array) -> str:
+    """Train and test accuracy in percent, such as ``97/57``."""
+    return "/".join(f"{100 * accuracy:.0f}" for accuracy in accuracies(weights))
 
 
 def measure(method: str) -> list[dict[str, Any]]:
     """The path of a method for each weight decay, as plain data."""
-    path = follow(method)[EVERY::EVERY]
-    steps = list(range(EVERY, STEPS + 1, EVERY))
-    train = np.mean([d.accuracy(path) for d in TRAINING], axis=0)
-    test = TEST.accuracy(path)
-    kept = np.unique(np.geomspace(1, len(steps), POINTS).astype(int)) - 1
+    paths, steps = follow(method), np.arange(EVERY, STEPS + 1, EVERY)
+    kept = steps[np.unique(np.geomspace(1, len(steps), POINTS).astype(int)) - 1]
     result = []
-    for i, decay in enumerate(DECAYS):
-        invariant = [step for step, accuracy in zip(steps, test[:, i], strict=True) if accuracy > 0.9]
-        result.append(
-            {
-                "method": method,
-                "weight_decay": decay,
-                "states": {
-                    s: _state(train[s // EVERY - 1, i], test[s // EVERY - 1, i]) for s in (EARLY, STEPS)
-                },
-                "invariant_until": invariant[-1] if invariant else 0,
-                "w1+b": float(path[-1, i, 0] + path[-1, i, 4]),
-                "weights": path[-1, i].round(6).tolist(),
-                "path": {
-                    "steps": [steps[i] for i in kept],
-                    "weights": path[kept, i].round(4).tolist(),
-                    "test": test[kept, i].round(4).tolist(),
-                },
-            }
-        )
+    for decay, path in zip(DECAYS, paths.swapaxes(0, 1), strict=True):
+        test = accuracies(path)[1]
+        row: dict[str, Any] = {"method": method, "weight_decay": decay}
+        row["states"] = {step: state(path[step]) for step in (EARLY, STEPS)}
+        row["invariant_until"] = int(max(steps[test[steps] > 0.9], default=0))
+        row |= {"w1+b": float(path[-1, 0] + path[-1, 4]), "weights": path[-1].round(6).tolist()}
+        shown = {"weights": path[kept].round(4).tolist(), "test": test[kept].round(4).tolist()}
+        result.append({**row, "path": {"steps": kept.tolist(), **shown}})
     return result
-
-
-def _state(train: float, test: float) -> str:
-    return f"{100 * train:.0f}/{100 * test:.0f}"
 
 
 def printed() -> dict[str, str]:
     """Train and test accuracy that the weights printed in the paper give."""
-    weights = {name: np.array(values) for name, values in PRINTED.items()}
-    train = {name: float(np.mean([d.accuracy(w) for d in TRAINING])) for name, w in weights.items()}
-    return {name: _state(train[name], float(TEST.accuracy(w))) for name, w in weights.items()}
+    weights = read("published/linear.yaml")["weights"]
+    return {name: state(np.array(values)) for name, values in weights.items()}
 
 
 def reproduce(request: Request) -> Reproduction:
-    from shoal.paper.figures import linear_figure
-
     rows = [row for method in METHODS for row in measure(method)]
     by = {(row["method"], row["weight_decay"]): row for row in rows}
-    path = Table(
-        ["method", "paper", f"step {EARLY}", f"step {STEPS}", "93/93 until step", "W at the end", "b"]
-    )
-    ends = Table(["method", "paper", *(f"decay {d:g}" for d in DECAYS), f"w1+b at decay {SHOWN:g}"])
+    paper = read("published/linear.yaml")["states"]
+    until, paths, ends = {}, [], []
     for method in METHODS:
-        paper = "–" if "random" in method else PAPER.get(method.split(",")[0], "–")
         free = by[method, 0.0]
-        *w, b = free["weights"]
-        weights = f"[{', '.join(f'{v:.1f}' for v in w)}]"
-        path.add(method, paper, *free["states"].values(), _until(free), weights, f"{b:.1f}")
-        cells = [by[method, decay]["states"][STEPS] for decay in DECAYS]
-        ends.add(method, paper, *cells, f"{by[method, SHOWN]['w1+b']:+.3f}")
-    figures = {}
-    for decay in (0.0, SHOWN):
-        name = "linear" if decay == 0 else f"linear-decay-{decay:g}".replace(".", "_")
-        figures[name] = linear_figure({m: by[m, decay]["path"] for m in METHODS}, decay)
-    tables = {
-        "Without weight decay (train/test accuracy in percent)": path,
-        f"At step {STEPS}, with weight decay": ends,
-    }
-    data = {"rows": rows, "printed": printed()}
-    return request.result(tables, _reading(by), data, figures=figures, left_out=LEFT_OUT)
-
-
-def _until(row: Mapping[str, Any]) -> str:
-    last = row["invariant_until"]
-    return "the end" if last == STEPS else str(last or "never")
-
-
-def _reading(by: Mapping[tuple[str, float], Mapping[str, Any]]) -> str:
-    """What the tables show and what they do not, from their own numbers."""
-    until = {method: _until(by[method, 0.0]) for method in METHODS}
+        last = free["invariant_until"]
+        until[method] = "the end" if last == STEPS else str(last or "never")
+        about = {
+            "method": method,
+            "paper": "–" if "random" in method else paper.get(method.split(",")[0], "–"),
+        }
+        states = {f"step {step}": found for step, found in free["states"].items()}
+        *w, b = (f"{value:.1f}" for value in free["weights"])
+        weights = {"93/93 until step": until[method], "W at the end": f"[{', '.join(w)}]", "b": b}
+        paths.append({**about, **states, **weights})
+        decays = {f"decay {decay:g}": by[method, decay]["states"][STEPS] for decay in DECAYS}
+        ends.append({**about, **decays, f"w1+b at decay {SHOWN:g}": f"{by[method, SHOWN]['w1+b']:+.3f}"})
+    tables = {"Without weight decay (train/test accuracy in percent)": paths}
+    tables[f"At step {STEPS}, with weight decay"] = ends
+    names = {"linear": 0.0, f"linear-decay-{SHOWN:g}".replace(".", "_"): SHOWN}
+    figures = {name: linear_figure({m: by[m, d]["path"] for m in METHODS}, d) for name, d in names.items()}
     nearest = min(METHODS, key=lambda method: abs(by[method, SHOWN]["w1+b"]))
-    weights = "; ".join(f"{name}: {state}" for name, state in printed().items())
-    return (
-        "Without weight decay every method ends at 97/57: the table shows when a method leaves invariance, "
-        f"not whether. At the same effective learning rate ERM leaves 93/93 after step {until['ERM']}, Fish "
-        f"after {until['Fish']}, normalised IDGM after {until['IDGM, normalised, γ=0.1']}. IGA, which equals "
-        f"ERM here according to the paper, does so with λ=1 (after {until['IGA, λ=1']}); with λ=100 it also "
-        f"stays longer (after {until['IGA, λ=100']}).\nWith weight decay {SHOWN:g}, which the paper does not "
-        "mention and which was chosen after seeing the results, the end points differ. They depend on the "
-        f"sign of w1 + b, which can be a matter of the third decimal: {nearest} has "
-        f"{by[nearest, SHOWN]['w1+b']:+.3f}.\nThe weights the paper prints give, with the rule W·x + b > 0, "
-        f"{weights}; in its IDGM and Fish row w1 + b is exactly 0, on the decision boundary."
-    )
+    found = "; ".join(f"{name}: {states}" for name, states in printed().items())
+    values = {"until": until, "decay": SHOWN, "nearest": nearest, "margin": by[nearest, SHOWN]["w1+b"]}
+    data = {"rows": rows, "printed": printed()}
+    return request.result(tables, data, {**values, "printed": found}, figures=figures)

@@ -1,8 +1,10 @@
-"""How WILDS' datasets are trained, by the paper or by the authors' program, as configurations of runs."""
+"""How WILDS' datasets are trained, by the paper or by the authors' program, as configurations of runs.
+
+The settings are in ``presets/wilds.yaml``.
+"""
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -14,25 +16,7 @@ from shoal.data import sets
 from shoal.data.domains import Domains
 from shoal.errors import check_names
 from shoal.experiments.config import RunConfig
-from shoal.paper.published import read
-
-PRESETS = ("paper", "authors-code")
-QUICK: dict[str, Any] = {
-    "steps": 20,
-    "batch_size": 8,
-    "eval_limit": 200,
-    "model": "small-cnn",
-    "model_options": {},
-    "data_options": {"size": 32},
-}
-QUICK_TEXT: dict[str, Any] = {
-    "steps": 4,
-    "batch_size": 4,
-    "eval_limit": 20,
-    "model": "distilbert-base-uncased",
-    "model_options": {"pretrained": False},
-    "data_options": {"max_tokens": 32},
-}
+from shoal.paper import read
 
 
 @dataclass(frozen=True)
@@ -47,6 +31,19 @@ class Variant:
     warm_start: float | str | None = None
     rate: float = 1.0
     """Factor of α; ε is divided by it."""
+    updates: int | None = None
+    """On CdSprites: factor of the number of updates, where not the number of passes is given."""
+
+    @classmethod
+    def of(cls, name: str) -> Variant:
+        """An algorithm, which may name its way of sampling, as in ``fish:regrouped``."""
+        algorithm, _, draw = name.partition(":")
+        algorithm_class(algorithm)
+        return cls(name, algorithm, draw=draw or None)
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}:{self.draw}" if self.draw else self.algorithm
 
 
 def datasets() -> list[str]:
@@ -57,12 +54,11 @@ def datasets() -> list[str]:
 def settings(dataset: str, preset: str) -> dict[str, Any]:
     """What a preset says of a dataset."""
     check_names("dataset of WILDS:", [dataset], datasets())
-    check_names("preset", [preset], PRESETS)
     presets = read("presets/wilds.yaml")
     every, own = presets["every"], presets[dataset]
     parts = [every, own, every.get(preset, {}), own.get(preset, {})]
-    joined = {k: v for part in parts for k, v in part.items() if k not in (*PRESETS, "differs")}
-    return {**joined, "settings": {k: v for p in parts for k, v in p.get("settings", {}).items()}}
+    joined = {name: value for part in parts for name, value in part.items()}
+    return {**joined, "settings": {k: v for part in parts for k, v in part.get("settings", {}).items()}}
 
 
 def headline(dataset: str) -> str:
@@ -81,18 +77,13 @@ def differences(names: Sequence[str], preset: str) -> list[str]:
 
 
 def runs(
-    dataset: str,
-    variants: Sequence[Variant],
-    *,
-    preset: str = "paper",
-    seeds: int | None = None,
-    quick: bool = False,
+    dataset: str, variants: Sequence[Variant], preset: str, seeds: int | None = None, quick: bool = False
 ) -> list[RunConfig]:
     """Every variant with as many seeds as the paper has, or ``seeds``; ``quick``: one seed and few steps."""
     recipe = settings(dataset, preset)
-    text = "tokenizer" in inspect.signature(sets.registry.module(dataset).load).parameters
-    small = QUICK_TEXT if text else QUICK
-    options = {**recipe.get("data_options", {}), **(small["data_options"] if quick else {})}
+    options = dict(recipe.get("data_options", {}))
+    small = recipe["quick"]["text" if "tokenizer" in options else "images"] if quick else {}
+    options |= small.get("data_options", {})
     train = sets.load(dataset, **options).splits["train"]
     configs = [
         _run(dataset, variant, recipe, options, seed, train)
@@ -102,11 +93,15 @@ def runs(
     return [_shrunk(config, small) for config in configs] if quick else configs
 
 
+SAME = ("model", "model_options", "optimizer", "select", "metric")
+"""Entries of a recipe that are fields of its runs."""
+
+
 def _run(
     dataset: str,
     variant: Variant,
     recipe: Mapping[str, Any],
-    data_options: Mapping[str, Any],
+    data: Mapping[str, Any],
     seed: int,
     train: Domains,
 ) -> RunConfig:
@@ -123,41 +118,28 @@ def _run(
         epoch = steps_until_used_up(train.sizes.tolist(), batch, count, seed)
     epoch = max(1, epoch)
     steps = recipe["epochs"] * epoch
+    alpha, epsilon = recipe["lr"] * variant.rate, recipe["epsilon"] / variant.rate
     own = {**recipe["settings"].get(variant.algorithm, {}), **variant.settings}
     optimizer = dict(recipe.get("optimizer_options", {}))
-    warm, schedule = None, None
+    options: dict[str, Any] = {name: recipe[name] for name in SAME if name in recipe}
     if inner_loop:
         optimizer["weight_decay"] = recipe.get("fish_weight_decay", optimizer.get("weight_decay", 0.0))
         state = epoch if recipe.get("inner_state") == "epoch" else "carry"
-        own = {"meta_lr": recipe["epsilon"] / variant.rate, "inner_state": state, **own}
-        warm = recipe.get("warm_start") if variant.warm_start is None else variant.warm_start
+        own = {"meta_lr": epsilon, "inner_state": state, **own}
+        options["warm_start"] = variant.warm_start or recipe.get("warm_start")
     else:
-        schedule = f"step:{recipe['decay']:g}:{epoch}" if recipe.get("decay") else None
-        data_options = {**data_options, **(recipe.get("grouped", {}) if kind.draw != "pooled" else {})}
-    return RunConfig(
-        dataset,
-        variant.algorithm,
-        steps,
-        label=variant.label,
-        data_options=dict(data_options),
-        settings=own,
-        model=recipe["model"],
-        model_options=dict(recipe["model_options"]),
-        optimizer=recipe["optimizer"],
-        lr=recipe["lr"] * (variant.rate if inner_loop else 1),
-        optimizer_options=optimizer,
-        schedule=schedule,
-        batch_size=batch,
-        domains_per_step=count,
-        draw=variant.draw,
-        seed=seed,
-        warm_start=warm,
-        eval_every=min(recipe.get("eval_every", epoch), steps),
-        select=recipe.get("select"),
-        metric=recipe["metric"],
-        precision="fp32",
-        memory_format="contiguous",
-    )
+        options["schedule"] = f"step:{recipe['decay']:g}:{epoch}" if recipe.get("decay") else None
+        data = {**data, **(recipe.get("grouped", {}) if kind.draw != "pooled" else {})}
+    options |= {
+        "label": variant.label.format(alpha=alpha, epsilon=epsilon),
+        "draw": variant.draw,
+        "seed": seed,
+    }
+    options |= {"data_options": dict(data), "settings": own, "optimizer_options": optimizer}
+    options |= {"batch_size": batch, "domains_per_step": count, "lr": alpha if inner_loop else recipe["lr"]}
+    options |= {"eval_every": min(recipe.get("eval_every", epoch), steps)}
+    options |= {"precision": "fp32", "memory_format": "contiguous"}
+    return RunConfig(dataset, variant.algorithm, steps, **options)
 
 
 def _shrunk(config: RunConfig, small: Mapping[str, Any]) -> RunConfig:

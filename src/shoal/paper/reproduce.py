@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shoal.api.result import Result
 from shoal.errors import InputError, check_names
+from shoal.paper import read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,33 +23,20 @@ if TYPE_CHECKING:
 Experiment = Literal[
     "linear", "theorem", "cdsprites", "tracking", "grouping", "cost", "domainbed", "wilds", "ablation"
 ]
-RUNS = ("seeds", "device", "jobs", "engine")
-USES: Mapping[str, Sequence[str]] = {
-    "linear": (),
-    "theorem": (),
-    "cdsprites": ("only", *RUNS),
-    "tracking": ("datasets", "preset", "data_dir", *RUNS),
-    "grouping": ("datasets", "preset", "data_dir", *RUNS),
-    "cost": ("only", "device"),
-    "domainbed": ("datasets", "algorithms", "data_dir", *RUNS),
-    "wilds": ("datasets", "algorithms", "preset", "data_dir", *RUNS),
-    "ablation": ("only", "datasets", "preset", "data_dir", *RUNS),
-}
-"""By experiment, which is a module of this package: the options that not every experiment uses."""
 SHOWN, WIDTH = 10, 100
 """Failed runs that the text names, and characters of its lines."""
 
 
 @dataclass(frozen=True)
 class Reproduction(Result):
-    """The result of :func:`reproduce`.
+    """The result of :func:`reproduce` and of :func:`~shoal.paper.demo.demo`.
 
     Attributes:
         experiment: name of the experiment.
         tables: tables by their headings, with the paper's numbers beside ours.
         text: what the tables show.
-        left_out: what a quick run leaves out, and what must not be concluded from it.
         data: the numbers as plain data.
+        left_out: what a quick run leaves out, and what must not be concluded from it.
         failed: failed runs, one line each; the same call repeats them.
         files: tables, data and figures that were written.
     """
@@ -66,13 +53,19 @@ class Reproduction(Result):
     def problems(self) -> Sequence[str]:
         return self.failed
 
+    def document(self, form: Literal["text", "markdown"]) -> str:
+        """The tables, what they show, and what was left out."""
+        parts = []
+        for heading, table in self.tables.items():
+            parts += [f"{heading}:"] * bool(heading) + [getattr(table, form)()]
+        quick = [f"Quick run. {self.left_out}"] if self.left_out else []
+        return "\n\n".join([*parts, *map(_wrapped, [self.text, *quick])])
+
     def __str__(self) -> str:
-        parts = [f"{heading}:\n\n{t.text()}" if heading else t.text() for heading, t in self.tables.items()]
-        quick = [_wrapped(f"Quick run. {self.left_out}")] if self.left_out else []
         names = ", ".join(path.name for path in self.files)
         saved = [f"Saved in {self.files[0].parent}: {names}"] if self.files else []
         failed = ["\n".join(self.failed[:SHOWN])] if self.failed else []
-        return "\n\n".join([*parts, _wrapped(self.text), *quick, *failed, *saved])
+        return "\n\n".join([self.document("text"), *failed, *saved])
 
     def to_dict(self) -> dict[str, Any]:
         about = {"experiment": self.experiment, "left_out": self.left_out, "failed": list(self.failed)}
@@ -86,60 +79,98 @@ def _wrapped(text: str) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a call of :func:`reproduce`, as the experiments read them."""
+    """The options of a call, as the experiments read them."""
 
     experiment: str
-    quick: bool
     out: Path
-    progress: bool
-    only: Sequence[str]
-    datasets: Sequence[str]
-    algorithms: Sequence[str]
-    seeds: int | None
-    preset: str
-    device: str | None
-    jobs: int | None
-    engine: str
+    quick: bool = False
+    only: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+    algorithms: Sequence[str] = ()
+    seeds: int | None = None
+    preset: str = "paper"
+    data_dir: str | Path | None = None
+    device: str | None = None
+    jobs: int | None = None
+    engine: str = "local"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "jobs"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InputError(f"must be at least 1, got {number}.", option=name)
+
+    def check_used(self) -> None:
+        """Refuses options that other experiments use, and not this one."""
+        uses = {name: about.get("uses", ()) for name, about in _experiments().items()}
+        for option in fields(self):
+            users = [name for name, used in uses.items() if option.name in used]
+            if users and self.experiment not in users and getattr(self, option.name) != option.default:
+                text = f"{self.experiment} does not use it; used by {', '.join(users)}."
+                raise InputError(text, option=option.name)
 
     @property
     def name(self) -> str:
         """Of the files that are written."""
         return f"{self.experiment}-quick" if self.quick else self.experiment
 
-    def parts(self, known: Sequence[str]) -> list[str]:
+    def parts(self, known: Iterable[str]) -> list[str]:
         """The parts that ``only`` selects, all by default."""
-        check_names(f"part of {self.experiment}:", self.only, known)
+        check_names(f"part of {self.experiment}:", self.only, known := list(known))
         return [part for part in known if part in (self.only or known)]
 
     def run(
-        self, configs: Sequence[RunConfig], how: Mapping[str, Any] | None = None
-    ) -> tuple[list[RunRecord], list[str]]:
-        """:func:`run_missing` in the experiment's folder."""
-        same: dict[str, Any] = {
-            name: getattr(self, name) for name in ("device", "jobs", "engine", "progress")
-        }
-        return run_missing(configs, self.out / self.name, how=how, **same)
+        self, configs: Iterable[RunConfig], how: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, RunRecord], list[str]]:
+        """Do the runs that are missing in the experiment's folder.
+
+        Returns:
+            By identity, the records of all that finished or diverged; and a line for each that failed.
+        """
+        from shoal.experiments.execute import execute
+        from shoal.experiments.store import Store
+
+        unique = {config.identity: config for config in configs}
+        where: dict[str, Any] = {k: getattr(self, k) for k in ("engine", "device", "jobs", "progress")}
+        outcome = execute(list(unique.values()), Store(self.out / self.name), how=how, **where)
+        failed = [
+            f"failed: {unique[key].name} on {unique[key].dataset}, seed {unique[key].seed}: {error}"
+            for key, error in outcome.failed.items()
+        ]
+        return {record.config.identity: record for record in outcome.records}, failed
 
     def result(
         self,
-        tables: Mapping[str, Table],
-        text: str,
+        tables: Mapping[str, Sequence[Mapping[str, object]]],
         data: Mapping[str, Any],
+        values: Mapping[str, Any] | None = None,
         *,
-        failed: Sequence[str] = (),
+        more: Sequence[str] = (),
         figures: Mapping[str, Figure] | None = None,
-        left_out: str = "",
+        failed: Sequence[str] = (),
     ) -> Reproduction:
-        """The result, with its tables, data and figures, which have the names of their files, written."""
+        """The result, with its tables, data and figures, which have the names of their files, written.
+
+        A table is a list of rows with the same columns. ``values`` are filled into the text of the
+        experiment, and ``more`` are lines beneath it.
+        """
         from shoal.files import dump_json, write_atomically
         from shoal.report import plots
+        from shoal.report.tables import Table
 
-        left_out = left_out if self.quick else ""
-        headed = [(f"{heading}:\n\n" if heading else "", table) for heading, table in tables.items()]
+        about = _experiments()[self.experiment]
+        text = "\n".join([about["text"].format_map(values or {}), *more])
+        made = {heading: Table([*rows[0]]) for heading, rows in tables.items()}
+        for heading, rows in tables.items():
+            for row in rows:
+                made[heading].add(*row.values())
+        left_out = about["left_out"] if self.quick else ""
+        result = Reproduction(self.experiment, made, text, data, left_out, failed)
         contents = {
-            "md": "\n\n".join([*(heading + t.markdown() for heading, t in headed), text, left_out]).rstrip(),
-            "tex": "\n\n".join(t.latex() for t in tables.values()),
-            "csv": "\n".join(t.csv() for t in tables.values()),
+            "md": result.document("markdown"),
+            "tex": "\n\n".join(table.latex() for table in made.values()),
+            "csv": "\n".join(table.csv() for table in made.values()),
             "json": dump_json(data).decode(),
         }
         files = [self.out / f"{self.name}.{ending}" for ending in contents]
@@ -147,31 +178,13 @@ class Request:
             write_atomically(path, f"{content}\n".encode())
         for name, figure in (figures or {}).items():
             files += plots.save(figure, self.out / f"{name}{'-quick' * self.quick}")
-        return Reproduction(self.experiment, tables, text, data, left_out, failed, files)
+        return replace(result, files=files)
 
 
-def run_missing(
-    configs: Sequence[RunConfig],
-    folder: Path,
-    *,
-    how: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    jobs: int | None = None,
-    engine: str = "local",
-    progress: bool = True,
-) -> tuple[list[RunRecord], list[str]]:
-    """Do the runs that are missing in a folder.
-
-    Returns:
-        The records of all that finished or diverged, and a line for each that failed.
-    """
-    from shoal.experiments.execute import execute
-    from shoal.experiments.store import Store
-
-    where: dict[str, Any] = {"engine": engine, "device": device, "jobs": jobs, "progress": progress}
-    outcome = execute(configs, Store(folder), how=how, **where)
-    names = {c.identity: f"{c.name} on {c.dataset}, seed {c.seed}" for c in configs}
-    return outcome.records, [f"failed: {names[key]}: {error}" for key, error in outcome.failed.items()]
+def _experiments() -> dict[str, dict[str, Any]]:
+    """By experiment: its module, the options it uses, its text and what a quick run leaves out."""
+    found: dict[str, dict[str, Any]] = read("presets/experiments.yaml")
+    return found
 
 
 def reproduce(
@@ -202,8 +215,8 @@ def reproduce(
             wilds (the tables of these benchmarks), or ablation (warm start, learning rates, domains per step
             and SmoothFish on WILDS).
         quick: a small version that ends within two minutes on two cores; the result says what it leaves out.
-        only: parts to run. cdsprites: adam, idgm, batch-256, sgd, palette, as-printed; cost: sprite-cnn,
-            resnet50; ablation: warm-start, rates, meta-steps, smoothfish (default: all).
+        only: parts to run. cdsprites: adam, idgm, long-idgm, batch-256, sgd, palette, as-printed; cost:
+            sprite-cnn, resnet50; ablation: warm-start, rates, meta-steps, smoothfish (default: all).
         datasets: names of datasets, for tracking, grouping, domainbed, wilds and ablation (default: those of
             the paper).
         algorithms: names of algorithms, for domainbed and wilds (default: those of the paper).
@@ -226,22 +239,14 @@ def reproduce(
     """
     from shoal.api.source import datasets_in, make_folder
 
-    check_names("experiment", [experiment], USES)
-    only, datasets, algorithms = (
-        (names,) if isinstance(names, str) else tuple(names) for names in (only, datasets, algorithms)
-    )
-    given: dict[str, Any] = {"only": only, "datasets": datasets, "algorithms": algorithms, "seeds": seeds}
-    given |= {"preset": preset, "device": device, "jobs": jobs, "engine": engine}
-    defaults = inspect.signature(reproduce).parameters
-    for name, value in {**given, "data_dir": data_dir}.items():
-        if value != defaults[name].default and name not in USES[experiment]:
-            users = ", ".join(other for other, options in USES.items() if name in options)
-            raise InputError(f"{experiment} does not use it; used by {users}.", option=name)
-    for name, number in (("seeds", seeds), ("jobs", jobs)):
-        if number is not None and number < 1:
-            raise InputError(f"must be at least 1, got {number}.", option=name)
+    check_names("experiment", [experiment], get_args(Experiment))
+    options: dict[str, Any] = {"only": only, "datasets": datasets, "algorithms": algorithms}
+    options = {name: (value,) if isinstance(value, str) else tuple(value) for name, value in options.items()}
+    options |= {"seeds": seeds, "preset": preset, "data_dir": data_dir, "device": device, "jobs": jobs}
+    request = Request(experiment, Path(out), quick, engine=engine, progress=progress, **options)
+    request.check_used()
     make_folder(out)
-    request = Request(experiment, quick, Path(out), progress, **given)
+    module = importlib.import_module(f"shoal.paper.{_experiments()[experiment]['module']}")
     with datasets_in(data_dir):
-        result: Reproduction = importlib.import_module(f"shoal.paper.{experiment}").reproduce(request)
+        result: Reproduction = module.reproduce(request)
     return result

@@ -1,7 +1,8 @@
 """How well the gradients of the domains agree while a training goes on.
 
-Measured before a step, on one batch of each of a few domains: the step's own where each of its batches is of
-one domain, else batches drawn for this alone. With g_i the gradient of domain i's mean loss over what the
+Measured before a step, on one batch of each of a few domains: the step's own examples, also where they are
+regrouped, if it takes one batch per domain, else additional ones. ``track_after`` measures the same batches
+again after the step. With g_i the gradient of domain i's mean loss over what the
 optimizer trains, that is
 
 - ``mean_cosine`` and ``mean_inner_product`` over pairs i ≠ j (see :mod:`shoal.gradients`),
@@ -39,6 +40,8 @@ from shoal.training.engine import Engine
 LARGEST = 50
 """Most domains that a measurement compares by default, and whose matrix is written down."""
 DRAWN = 41  # what a key is for
+MEANS = ("mean_cosine", "mean_inner_product", "sign_agreement")
+"""What a measurement after a step consists of."""
 
 
 class Pending(NamedTuple):
@@ -121,6 +124,7 @@ class Tracking(Callback):
         *,
         every: int,
         count: int | None = None,
+        after: bool = False,
         workers: int = 0,
         share: tuple[int, int] = (0, 1),
         enter: Callable[[Any], Any] | None = None,
@@ -136,13 +140,21 @@ class Tracking(Callback):
         """Whether a step's own batches are measured."""
         self._loader: MetaBatchLoader | None = None
         self._drawn: Iterator[list[DomainBatch]] | None = None
+        self.after = after
+        self._again: tuple[int, list[str], list[DomainBatch]] | None = None
         self.unread: list[Pending] = []
+        self.unread_after: list[Pending] = []
         self.found: list[dict[str, Any]] = []
         """What was measured; only the newest has its matrix."""
         self.log: Callable[[Mapping[str, Any]], None] = lambda line: None
 
     def before_step(self, state: State) -> None:
         self(state.step, state.batches)
+
+    def on_step(self, state: State) -> None:
+        if self._again is not None:
+            self.unread_after.append(self.agreement(*self._again))
+            self._again = None
 
     def on_sync(self, state: State) -> None:
         for found in self.read():
@@ -170,12 +182,15 @@ class Tracking(Callback):
         chosen = list(batches)[: self.count]
         names = [self.domains.names[int(b.domain)] for b in chosen if b.domain is not None]
         self.unread.append(self.agreement(step, names, chosen))
+        self._again = (step, names, chosen) if self.after else None
 
     def _next(self, step: int) -> list[DomainBatch]:
         """Drawn for this alone, and read ahead by worker processes where the training has some."""
         if self._drawn is None:
             first = step // self.every
-            seed = int(key(self.sampler.seed, DRAWN)[0] >> np.uint64(1))
+            seed = self.sampler.seed
+            if self.sampler.draw != "regrouped":  # else these are the examples of the step, by domain
+                seed = int(key(seed, DRAWN)[0] >> np.uint64(1))
             drawn: Any = _Every(
                 DomainBatchSampler(self.domains, self.sampler.batch_size, self.count, seed=seed, steps=1),
                 self.every,
@@ -195,8 +210,13 @@ class Tracking(Callback):
 
     def read(self) -> list[dict[str, Any]]:
         """What was measured since it was last asked; this waits for the device."""
-        unread, self.unread = self.unread, []
-        return [self.agreement.read(pending) for pending in unread]
+        unread, after = self.unread, self.unread_after
+        self.unread, self.unread_after = [], []
+        found = [self.agreement.read(pending) for pending in unread]
+        for point, pending in zip(found, after, strict=False):  # none, unless they are measured
+            again = self.agreement.read(pending)
+            point["after"] = {name: again[name] for name in MEANS}
+        return found
 
 
 class _Every:

@@ -68,7 +68,7 @@ LOG_EVERY = 50
 """Steps between two lines of the log."""
 NOT_WARM: FitOptions = {
     **{"draw": None, "warm_start": None, "schedule": None, "average": None, "wise_ft": None},
-    **{"miro": None, "l2_sp": None, "retrain": False, "track_every": None},
+    **{"miro": None, "l2_sp": None, "retrain": False, "track_every": None, "track_after": False},
 }
 """Options that a warm start does without."""
 
@@ -366,6 +366,7 @@ class Setup:
             self.sampler,
             self.examples,
             every=options["track_every"] or 1,
+            after=options["track_after"],
             workers=options["workers"],
             share=(self.processes.index, self.processes.count),
             enter=self.entering,
@@ -403,7 +404,8 @@ class Setup:
             raise InputError(f"capture=True is not possible: {reason}.")
         if reason:
             return 0
-        if draws(self.algorithm) or self.average or not self.gathers or each_step(options["callbacks"]):
+        alone = self.average or options["track_after"] or each_step(options["callbacks"])
+        if draws(self.algorithm) or alone or not self.gathers:
             return 1
         # About ten batches to a graph, so that launching it pays also where a step is a single batch.
         batches = max(1, 10 // self.sampler.domains_per_step)
