@@ -12,9 +12,6 @@ import pytest
 import shoal
 from shoal.errors import InputError
 from shoal.experiments import execute
-from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord
-from shoal.experiments.store import Store
 
 TINY: dict[str, Any] = {"seeds": 1, "search": 1, "steps": 2, "eval_every": 1, "device": "cpu", "jobs": 1}
 TINY |= {"data_options": {"per_domain": 100}}
@@ -79,14 +76,3 @@ def test_wrong_input_is_named_before_any_work(options: Any, message: str, tmp_pa
     with pytest.raises(InputError, match=message):
         shoal.sweep(**names | options)
     assert not (tmp_path / "out").exists()
-
-
-def test_failed_runs_are_listed_on_the_page(tmp_path: Path) -> None:
-    store = Store(tmp_path / "runs")
-    split = {"metric": "accuracy", "average": 0.5, "domains": {"a": 0.5}}
-    history = ({"step": 2, "passes": 2, "loss": 1.0, "scores": {"test": split}},)
-    store.save(RunRecord(RunConfig("made", "erm", 2), "finished", history, 0, "last step", 1.0, {}))
-    store.fail(RunConfig("made", "fish", 2), "OSError: <no> space")
-    page = shoal.report(tmp_path, tmp_path / "page.html")
-    assert (page.runs, page.notes) == (1, 1)
-    assert "OSError: &lt;no&gt; space" in page.html

@@ -163,13 +163,6 @@ class TestRecord:
         with pytest.raises((TypeError, ValueError, KeyError)):
             RunRecord.from_dict({**record().to_dict(), **wrong})
 
-    def test_content_of_other_types_is_named_in_a_report(self, tmp_path: Path) -> None:
-        for number, wrong in enumerate([*WRONG, {}]):
-            (tmp_path / f"{number:03}").mkdir()
-            content = {**record().to_dict(), **wrong}
-            (tmp_path / f"{number:03}" / "record.json").write_text(json.dumps(content))
-        assert shoal.report(tmp_path).html.count("is not a run record") == len(WRONG)
-
     def test_what_may_be_missing_is_read(self) -> None:
         matrix = [[1, None], [None, math.nan]]
         point = {"step": 1, "domains": ["a", "b"], "mean_cosine": None, "sign_agreement": 1, "matrix": matrix}

@@ -132,8 +132,9 @@ class Comparison(Result):
         Args:
             path: file to write.
         """
-        write_page(self.folder, Path(path), self.result["identities"])
-        return Path(path)
+        from shoal.api.report import write_page
+
+        return write_page(self.folder, path).path
 
 
 @public("steps", "batch_size", "lr", "model", "metric", "device", "jobs")
@@ -282,10 +283,11 @@ def _spelled(names: Sequence[str], what: str) -> list[str]:
 
 
 def _folder(source: Source, named: bool) -> Path:
-    """Of a dataset the folder of all; a file or folder of the user's has its own in it."""
+    """Every comparison has a folder of its own, named by the dataset or the file."""
     if not named:
         return Path(source.given).parent
-    return Path(HOME) / (Path(source.given).resolve().stem or "data") if source.own else Path(HOME)
+    name = Path(source.given).resolve().stem if source.own else source.dataset
+    return Path(HOME) / (name or "data")
 
 
 @contextlib.contextmanager
@@ -365,7 +367,7 @@ class _Job:
 
     @property
     def name(self) -> str:
-        return f"compare-{self.design.base.dataset}"
+        return "comparison"
 
     def counted(self, missing: int) -> str:
         """How many runs there are, of what, how many are not there yet, and how long these take."""
@@ -417,8 +419,9 @@ class _Job:
             write_atomically(path, content(result).encode(errors="backslashreplace"))
         written = ", ".join(f"{self.name}{ending}" for ending in view.FILES)
         text = f"{view.text(result)}\n\nSaved in {self.folder}: {written}."
+        text += f"\n{self.page()}"
         if self.source.own:
-            text += f"\n{self.page(result['identities'])}{self.next(result)}"
+            text += self.next(result)
         try:
             pictures = plots.save(view.figure(result), self.folder / self.name)
             text += f"\n\nFigures: {', '.join(map(str, pictures))}"
@@ -426,13 +429,12 @@ class _Job:
             self.say(f"no figure: {error}")
         return Comparison(result, records, self.folder, text)
 
-    def page(self, runs: Sequence[str]) -> str:
-        """What is said of the report of these runs, which is made if it can be.
+    def page(self) -> str:
+        """What is said of the report, which is made if it can be."""
+        from shoal.api.report import write_page
 
-        Others may lie in the folder, such as those of the file before it was changed.
-        """
         try:
-            return f"Report: {write_page(self.folder, self.folder / 'report.html', runs)}."
+            return f"Report: {write_page(self.folder).path}."
         except InputError as error:
             return f"No report was written: {error}"
 
@@ -465,10 +467,3 @@ class _Job:
         how = f"with the hyperparameters selected in {times} of {many(trials, 'split')}"
         first = f"To train {take} on all domains, {how}, and then predict, score and export:"
         return "\n" + "\n  ".join([first, *map(shlex.join, commands)])
-
-
-def write_page(folder: Path, path: Path, runs: Sequence[str]) -> str:
-    """The page of these runs of a folder; returns where it is."""
-    from shoal.api.report import write_report
-
-    return str(write_report(folder, path, only=runs).path)

@@ -70,19 +70,19 @@ class Sweep(Result):
     @property
     def plan(self) -> str:
         """The numbers of runs and of remaining runs, and their estimated duration."""
-        from shoal.report.compare import _hours
+        from shoal.experiments.display import duration
 
-        about = f" (about {_hours(self.seconds)} of training)" if self.seconds and self.missing else ""
+        about = f" (about {duration(self.seconds)} of training)" if self.seconds and self.missing else ""
         return f"{len(self.found.planned):,} runs, {self.missing:,} remaining{about}."
 
     def _shown(self, rule: str, form: str = "text") -> tuple[list[str], list[str]]:
         """Tables, one per dataset and one over several, and how their numbers came about."""
-        from shoal.report import domainbed as view
+        from shoal.report import runs as view
 
         results = self.results[rule]
         tables = [view.dataset_table(result) for result in results]
         tables += [view.overall_table(results)] if len(results) > 1 else []
-        return [getattr(table, form)() for table in tables], view.words(results)
+        return [getattr(table, form)() for table in tables], view.sweep_notes(results)
 
     @property
     def problems(self) -> list[str]:
