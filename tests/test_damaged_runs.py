@@ -142,5 +142,5 @@ def test_a_bad_run_is_named_and_the_others_shown(runs: Path, tmp_path: Path) -> 
     with pytest.warns(UserWarning, match="finished/record.json"):
         frame = shoal.results(tmp_path)
     assert frame["path"].tolist() == ["good/record.json"]
-    with pytest.raises(shoal.InputError, match="finished/record.json"):
+    with pytest.raises(shoal.InputError, match=r"finished/record\.json"):
         shoal.report(tmp_path / "finished", tmp_path / "page.html")

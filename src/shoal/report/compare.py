@@ -204,8 +204,8 @@ def notes(result: Result) -> list[str]:
     lines = []
     for kind, what in kinds.items():
         reasons = result.get(kind, {})
-        for reason in dict.fromkeys(reasons.values()):
-            lines.append(f"{what}: {listed([n for n, why in reasons.items() if why == reason])} ({reason}).")
+        groups = {why: [n for n in reasons if reasons[n] == why] for why in reasons.values()}
+        lines += [f"{what}: {listed(names)} ({why})." for why, names in groups.items()]
     lines += [f"A run of {name} failed: {error}" for name, error in result.get("failed", {}).items()]
     if diverged := [f"{r['algorithm']} {r['runs_diverged']}" for r in result["rows"] if r["runs_diverged"]]:
         lines.append(f"Diverged runs, which were not selected: {', '.join(diverged)}.")
