@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.statistics import mean_interval, mean_of
-from shoal.report.compare import cell
+from shoal.report.compare import cell, number
 
 COLOURS = 8
 """Colours of a page; with more algorithms, only those that matter have one."""
@@ -102,7 +102,7 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> C
         marks = [{"x": axis.at(low), "to": axis.at(high), "look": look} for look, low, high in bars]
         marks += [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
         marks.append(axis.dot(mean, "c0 full", "mean"))
-        text, *limits = _signed(reach[name], metric)
+        text, *limits = (number(value / scale, metric, "+").replace("-", "−") for value in reach[name])
         rows.append(
             {"name": name, "text": f"{text} ({' to '.join(limits)})" if limits else text, "marks": marks}
         )
@@ -112,14 +112,6 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> C
 
 def _beyond(rows: Iterable[Mapping[str, Any]]) -> bool:
     return any("beyond" in mark["look"] for row in rows for mark in row["marks"])
-
-
-def _signed(values: Sequence[float], metric: str | None) -> list[str]:
-    """With as many digits each as the largest needs."""
-    size = max(map(abs, values))
-    digits = 1 if metric == "accuracy" else max(0, 2 - math.floor(math.log10(size))) if size else 0
-    form = f"+.{digits}f" if digits < 8 and size < 1e6 else "+.2e"
-    return [f"{v:{form}}".replace("-", "−") for v in values]
 
 
 def domains(result: Mapping[str, Any], first: str) -> Chart:

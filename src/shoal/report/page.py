@@ -106,7 +106,7 @@ def sweep_page(
     }
     panels: dict[str, list[RunRecord]] = {}
     for record in records:
-        if key_of(record.config) in chosen:
+        if record.config.protocol and key_of(record.config) in chosen:
             panels.setdefault(f"{record.config.name} on {record.config.dataset}", []).append(record)
     selected = {record.config.identity for own in panels.values() for record in own}
     title = title or f"Sweep of {listed([own['dataset'] for own in first])}"
