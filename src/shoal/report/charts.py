@@ -133,7 +133,7 @@ def domains(result: Mapping[str, Any], first: str) -> Chart:
     found += [(name, False, {n: row["domains"][name] for n, row in rows.items()}) for name in order]
     known = [{n: s["mean"] for n, s in own.items() if s} for *_, own in found]
     means = [{n: scale * mean for n, mean in own.items() if mean is not None} for own in known]
-    axis = Axis.over([v for m in means for v in m.values()], [m[n] for m in means for n in main if n in m])
+    axis = Axis.over([v for m in means for v in m.values()], [m[n] for m in means for n in main if n in m], 1)
     drawn = []
     for (name, strong, own), values in zip(found, means, strict=True):
         above = sorted(values, key=lambda n: (n in coloured, n == first))  # what is drawn last is on top
