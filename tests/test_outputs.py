@@ -21,7 +21,7 @@ TO_FILE: dict[str, Callable[[str], Any]] = {
     "predict": lambda out: shoal.predict("run-0", "in.csv", out=out),
     "score": lambda out: shoal.score("run-0", "in.csv", out=out),
     "export": lambda out: shoal.export("run-0", out, format="safetensors"),
-    "report": lambda out: shoal.report(".", out),
+    "report": lambda out: shoal.report("run-0", out),
 }
 TO_FOLDER: dict[str, Callable[[str], Any]] = {
     "train": lambda out: shoal.train("erm", "images", steps=1, out=out, **QUIET),

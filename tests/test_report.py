@@ -1,16 +1,22 @@
-"""Tables as text, Markdown, LaTeX, HTML and CSV."""
+"""Tables as text, Markdown, LaTeX, HTML and CSV; tables, text and figure of runs and comparisons."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from shoal.report import runs
+from shoal.errors import InputError
+from shoal.experiments import compare
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.report import compare as view
+from shoal.report import plots, runs
 from shoal.report.tables import Table
 
 ODD = "a&b_c%d<script>|\"x\", 'y' $1 {z} \\ #"
@@ -67,9 +73,6 @@ def test_latex_escapes_what_would_be_a_command(odd: Table) -> None:
     assert lines[4] == escaped + r" & 1.0 $\pm$ 0.5 \\"
 
 
-# Scores of runs
-
-
 def scores(metrics: dict[str, Any] | None = None, **domains: float) -> dict[str, Any]:
     found = {"metric": "accuracy", "average": 0.5, "mean": 0.5, "domains": domains}
     return {"test": found | ({"metrics": metrics} if metrics else {})}
@@ -83,25 +86,72 @@ def test_a_run_at_the_selected_step_and_the_last() -> None:
     table = runs.run_table(record(0, scores(oslo=0.75, lima=0.5), scores(oslo=0.25, lima=1.0), selected=0))
     assert table.columns == ["split", "domain", "accuracy", "at the last step"]
     assert table.rows == [["test", "oslo", "0.750", "0.250"], ["test", "lima", "0.500", "1.000"]]
+    rows = runs.run_table(record(0, scores(**{f"d{n}": 0.5 for n in range(1000)}))).rows
+    assert (len(rows), rows[10][1]) == (11, "… 990 more")
 
 
-def test_seeds_are_averaged_and_shown() -> None:
-    table = runs.seeds_table([record(3, scores(oslo=0.5)), record(4, scores(oslo=0.7))])
-    assert table.columns == ["split", "domain", "accuracy, mean ± sd", "seed 3", "seed 4"]
-    assert table.rows == [["test", "oslo", "0.600 ± 0.141", "0.500", "0.700"]]
-
-
-def test_metrics_are_shown_with_their_names() -> None:
+def test_seeds_are_averaged_and_metrics_have_names() -> None:
     one, other = scores({"F1": 0.25, "AUC": None}, oslo=0.5), scores({"F1": 0.75, "AUC": 0.5}, oslo=0.7)
-    table = runs.run_table(record(0, one, other, selected=0))
-    assert table.columns == ["split", "domain", "measure", "value", "at the last step"]
-    assert table.rows[1] == ["test", "all", "AUC", "–", "0.500"]
     table = runs.seeds_table([record(3, one), record(4, other)])
+    assert table.columns == ["split", "domain", "measure", "value, mean ± sd", "seed 3", "seed 4"]
     assert table.rows[0] == ["test", "all", "F1", "0.500 ± 0.354", "0.250", "0.750"]
     assert table.rows[1] == ["test", "all", "AUC", "–", "–", "0.500"]
 
 
-def test_of_very_many_domains_the_first_are_shown() -> None:
-    rows = runs.run_table(record(0, scores(**{f"d{n}": 0.5 for n in range(1000)}))).rows
-    assert len(rows) == 11
-    assert rows[10][1] == "… 990 more"
+def compared(domains: list[str], metric: str = "accuracy", gain: float = 0.1, lost: int = 0) -> Any:
+    """A comparison of ERM and Fish with two seeds, without the first ``lost`` runs."""
+    records = []
+    for name, more in (("erm", 0.0), ("fish", gain)):
+        for place, domain in enumerate(domains):
+            for seed in (0, 1):
+                value = 0.5 + more * (1 + 0.1 * place) + 0.01 * seed
+                test = {"metric": metric, "average": value, "domains": {domain: value}}
+                test["metrics"] = {"AUC": 0.3 + 0.1 * place}
+                held = {"metric": metric, "average": 0.5, "domains": {"a": 0.5}}
+                split = {"validation": held, "test": test}
+                point = {"step": 5, "passes": 5, "loss": 1.0, "scores": split}
+                config = RunConfig("table", name, 5, {"held_out": domain}, seed=seed, label=name)
+                records.append(RunRecord(config, "finished", (point,), 0, "best", 1.0, {}))
+    return compare.results([r.config for r in records], records[lost:])
+
+
+def test_the_table_of_a_comparison() -> None:
+    table = view.table(compared(["a", "b", "c"]))
+    fish, erm = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert (fish["algorithm"], fish["rank"], fish["a"]) == ("fish", "1", "60.5 ± 0.7")
+    assert (fish["average accuracy"], fish["worst domain"]) == ("61.5 ± 0.7", "60.5 (a)")
+    assert (fish["difference to erm"], fish["95 % interval"]) == ("+11.0", "+8.5 to +13.5")
+    assert (erm["difference to erm"], erm["average AUC"]) == ("–", "0.4000")
+    errors = view.table(compared(["a", "b"], "mse", -0.1))
+    assert errors.rows[0][1:3] == ["fish", "0.4050 ± 0.0071"]
+    assert "95 % interval" not in errors.columns
+
+
+def test_missing_runs_are_named() -> None:
+    result = compared(["a", "b"], lost=1)
+    assert "erm, a held out, seed 0" in view.text(result)
+    assert any("(1 of 2)" in cell for row in view.table(result).rows for cell in row)
+    with pytest.raises(InputError, match="no result"):
+        view.figure(compared(["a"], lost=4))
+
+
+def test_many_domains_fit_a_terminal() -> None:
+    result = compared([f"d{n}" for n in range(21)])
+    assert "d20" not in view.text(result)
+    assert "d20" in view.markdown(result)
+    assert len(list(csv.DictReader(io.StringIO(view.as_csv(result))))) == 2 * 21 * 2
+
+
+def test_names_cannot_break_text_or_figure(tmp_path: Path) -> None:
+    result = compared(["<script>|$\x1b[2J", "b"])
+    text = view.markdown(result)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert "&lt;script&gt;\\|$?[2J" in lines[0]
+    assert "<script>" not in text + view.as_html(result)
+    assert "\x1b" not in text + view.text(result)
+    png, svg = plots.save(view.figure(result), tmp_path / "comparison")
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    for shown in ("erm", "fish", "worst domain", "accuracy on a held-out domain (%)"):
+        assert f"<!-- {shown} -->" in svg.read_text()
+    ElementTree.parse(svg)

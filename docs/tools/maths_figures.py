@@ -14,10 +14,10 @@ from torch import Tensor
 from shoal.gradients import gip, gradient
 from shoal.optim import Fish
 from shoal.paper.theorem import check_theorem
-from shoal.report.figures import FAINT, INK, PALETTE
 
 IMAGES = Path(__file__).parents[1] / "images"
-BLUE, ORANGE, GREEN = PALETTE[:3]
+INK, FAINT = "#222222", "#dddddd"
+BLUE, ORANGE, GREEN = PALETTE = ("#0072b2", "#d55e00", "#009e73")
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.edgecolor": FAINT,

@@ -135,7 +135,9 @@ class Comparison(Result):
         Args:
             path: file to write.
         """
-        return _write_page(self.folder, Path(path), self.result["identities"])
+        from shoal.api.report import write_page
+
+        return write_page(self.folder, path).path
 
 
 @public("steps", "batch_size", "lr", "model", "metric", "device", "jobs")
@@ -385,6 +387,7 @@ class _Job:
 
     def results(self, failed: Mapping[str, str]) -> Comparison:
         """Writes the tables, the figure and the report."""
+        from shoal.api.report import write_page
         from shoal.experiments.compare import results
         from shoal.report import compare as view
         from shoal.report import plots
@@ -403,7 +406,7 @@ class _Job:
         written = [f"comparison{ending}" for ending in view.FILES]
         try:
             written += [path.name for path in plots.save(view.figure(result), self.folder / "comparison")]
-            written.append(_write_page(self.folder, self.folder / "report.html", result["identities"]).name)
+            written.append(write_page(self.folder).path.name)
         except InputError as error:
             self.show(str(error))
         text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}.{self.next(result)}"
@@ -454,9 +457,3 @@ def train_command(config: RunConfig, source: Source, folder: str) -> str:
         return shlex.join(["shoal", "train", algorithm, source.given, *as_flags(options)])
     arguments = ", ".join([repr(algorithm), repr(source.given), *(f"{n}={v!r}" for n, v in options.items())])
     return shlex.join(["python", "-c", f"import shoal; shoal.train({arguments})"])
-
-
-def _write_page(folder: Path, path: Path, runs: Sequence[str]) -> Path:
-    from shoal.api.report import write_report
-
-    return write_report(folder, path, only=runs).path

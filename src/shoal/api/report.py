@@ -1,10 +1,8 @@
-"""``shoal.report``: one page of HTML from runs."""
+"""``shoal.report``: the page of one result."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,10 +14,12 @@ from shoal.files import read_json, write_atomically
 from shoal.options import public
 
 if TYPE_CHECKING:
-    from shoal.report.groups import Run, Trouble
+    from shoal.experiments.record import RunRecord
 
-COMPARISON = {"dataset", "identities", "held_out", "recommendation", "rows", "runs", "seeds", "trials"}
-"""What the result of a comparison has at least."""
+RESULTS = ("comparison.json", "sweep.json", "diagnosis.json", "record.json", "seed-*/record.json")
+"""The files that a page is made of, in this order."""
+SHOWN = 10
+"""Folders that a message names."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class Report(Result):
     Attributes:
         path: file of the page.
         runs: number of runs.
-        notes: number of notes on missing or failed runs.
+        notes: failed runs and files that cannot be read.
         html: content of the page.
     """
 
     path: Path
     runs: int
-    notes: int
+    notes: tuple[str, ...]
     html: str
 
     def __str__(self) -> str:
         runs = f"{self.runs:,} run{'s' * (self.runs != 1)}"
-        notes = f", {self.notes} note{'s' * (self.notes != 1)} on missing or failed runs" * (self.notes > 0)
-        return f"{runs}{notes}. Saved in {self.path} ({len(self.html) / 1e6:.1f} MB)."
+        notes = f", {len(self.notes)} note{'s' * (len(self.notes) != 1)} on missing or failed runs"
+        return f"{runs}{notes * bool(self.notes)}. Saved in {self.path} ({len(self.html) / 1e6:.1f} MB)."
 
     def _repr_html_(self) -> str:
         frame = f'<iframe srcdoc="{escape(self.html)}" width="100%" height="700" style="border: 0"></iframe>'
@@ -49,17 +49,17 @@ class Report(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the page itself."""
-        return {"report": str(self.path), "runs": self.runs, "notes": self.notes}
+        return {"report": str(self.path), "runs": self.runs, "notes": list(self.notes)}
 
 
 @public()
 def report(folder: str | Path, out: str | Path | None = None, *, title: str | None = None) -> Report:
-    """Write an HTML report of runs: recommendation, tables, curves, hyperparameters, errors.
+    """Write an HTML page of one result: recommendation, tables, curves, settings, errors.
 
     Args:
-        folder: folder of runs, a comparison or a sweep, searched recursively.
+        folder: folder of a comparison, a sweep, a diagnosis, or a run with its seeds.
         out: file to write (default: report.html in the folder).
-        title: title of the page (default: the name of the data or folder).
+        title: title of the page (default: the name of the data).
 
     Examples:
         >>> import shoal
@@ -67,102 +67,121 @@ def report(folder: str | Path, out: str | Path | None = None, *, title: str | No
         >>> shoal.report("few").runs
         3
     """
-    return write_report(Path(folder), out, title)
+    return write_page(folder, out, title)
 
 
-def write_report(
-    folder: Path, out: str | Path | None = None, title: str | None = None, only: Collection[str] | None = None
-) -> Report:
-    """:func:`report`, of the runs with the identities ``only`` if they are given."""
-    from shoal.report import page
-    from shoal.report.groups import grouped
+def write_page(folder: str | Path, out: str | Path | None = None, title: str | None = None) -> Report:
+    """:func:`report`, for other functions."""
     from shoal.training.folder import check_output
 
-    runs, troubles = _runs(folder)
+    folder = Path(folder)
+    files = _find(folder)
     out = folder / "report.html" if out is None else Path(out)
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {str(out.parent)!r}.", "out")
     try:
-        check_output(out, [run.path for run in runs])
+        check_output(out, files)
     except InputError as error:
         raise InputError(str(error), "out") from None
-    comparisons = _contents(folder, "comparison.json", COMPARISON, "the result of a comparison", troubles)
-    if only is not None:
-        runs = [run for run in runs if run.identity in only]
-        comparisons = [(path, result) for path, result in comparisons if result["identities"] == list(only)]
-    groups = grouped(runs, comparisons, troubles)
-    name = groups[0].result.get("title") if len(groups) == 1 else None
-    content = page.Content(
-        groups,
-        columns=_columns(folder, troubles),
-        troubles=troubles,
-        title=title or f"Report on {name or folder}",
-        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-    )
-    html = page.render(content)
+    notes: list[str] = []
+    records, make = _page(folder, files, title, notes)
+    notes += [_failed(record) for record in records if record.status == "failed"]
+    try:
+        html = make()
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _no_result(files[0], repr(error)) from error
     try:
         write_atomically(out, html.encode(errors="replace"))
     except OSError as error:
         raise InputError(f"{str(out)!r} cannot be written: {error.strerror}.", "out") from error
-    return Report(out, len(runs), len(troubles), html)
+    return Report(out, len(records), tuple(notes), html)
 
 
-def _runs(folder: Path) -> tuple[list[Run], list[Trouble]]:
-    """Every run once, and notes on failed and unfinished ones and on files that are no records."""
-    from shoal.experiments.store import read_runs
-    from shoal.report.groups import Run, Trouble
-
-    records, broken = read_runs(folder)
-    runs, troubles = [], [Trouble(f"Not shown: {why}") for why in broken.values()]
-    for path, record in records.items():
-        if record.status == "failed":
-            which = f"{record.config.name} on {record.config.dataset}, {path}"
-            troubles.append(Trouble(f"Failed: {which}: {record.error}", record.traceback))
-        else:
-            runs.append(Run(record, str(path), _command(path.parent)))
-    started = sorted(path.parent for path in folder.rglob("config.yaml"))
-    left = [path for path in started if not (path / "record.json").exists()]
-    troubles += [Trouble(f"Not finished: {path}; the same command resumes it.") for path in left]
-    if not runs:
-        why = f" {troubles[0].words}" if troubles else ""
-        raise InputError(f"there is no record of a run in {str(folder)!r} or its subfolders.{why}")
-    return runs, troubles
+def _find(folder: Path) -> list[Path]:
+    """The files of the result in a folder; if there is none, a message names folders that have one."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {str(folder)!r}.")
+    for name in RESULTS:
+        if files := sorted(folder.glob(name)):
+            return files
+    inside = {p.relative_to(folder).parts[0] for name in RESULTS for p in folder.glob(f"*/{name}")}
+    if inside:
+        more = f" and {len(inside) - SHOWN:,} more" if len(inside) > SHOWN else ""
+        names = ", ".join(sorted(inside)[:SHOWN]) + more
+        raise InputError(f"a report is of one result; specify a folder in {str(folder)!r}: {names}.")
+    raise InputError(
+        f"there is no result in {str(folder)!r}, such as {', '.join(RESULTS[:4])}. If a command was "
+        "interrupted, the same command resumes it."
+    )
 
 
-def _command(folder: Path) -> str:
-    """The command of a run, which its folder keeps and a store of records does not."""
-    from shoal.experiments.config import read_file
+def _page(
+    folder: Path, files: list[Path], title: str | None, notes: list[str]
+) -> tuple[list[RunRecord], Callable[[], str]]:
+    """The runs of the result, and the function that makes its page."""
+    from shoal.report import page
 
+    kind = files[0].name
+    if kind == "record.json":
+        records = _records(files, notes)
+        if not records:
+            raise InputError(notes[0])
+        inputs = _content(files[0].with_name("inputs.json"), notes)
+        known = {"columns": inputs["columns_report"]} if inputs.get("columns_report") else None
+        return records, lambda: page.runs_page(records, title, known, notes)
     try:
-        return str(read_file(folder).get("command") or "")
-    except InputError:  # there is none
-        return ""
+        result = read_json(files[0])
+    except (OSError, ValueError) as error:
+        raise _no_result(files[0], str(error)) from error
+    if not isinstance(result, Mapping) or not result:
+        raise _no_result(files[0], "it must be an object")
+    report = _content(folder / "columns.json", notes) or None
+    if kind == "diagnosis.json":
+        return [], lambda: page.diagnosis_page(result, title, report, notes)
+    if kind == "sweep.json":
+        if not all(isinstance(found, list) and found for found in result.values()):
+            raise _no_result(files[0], "it must have lists of results")
+        records = _records(sorted((folder / "runs").glob("*.json")), notes)
+        return records, lambda: page.sweep_page(result, records, title, notes)
+    if not isinstance(result.get("identities"), list):
+        raise _no_result(files[0], "it lacks 'identities'")
+    runs = [folder / "runs" / f"{identity}.json" for identity in result["identities"]]
+    records = _records([path for path in runs if path.exists()], notes)
+    return records, lambda: page.comparison_page(result, records, report, title, notes)
 
 
-def _contents(
-    folder: Path, pattern: str, keys: set[str], what: str, troubles: list[Trouble]
-) -> list[tuple[Path, dict[str, Any]]]:
-    """The JSON files in a folder that have these ``keys``; others are noted."""
-    from shoal.report.groups import Trouble
+def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:
+    from shoal.experiments.record import read_record
 
-    found = []
-    for path in sorted(folder.rglob(pattern)):
+    records = []
+    for path in files:
         try:
-            content = read_json(path)
-            if missing := keys - content.keys():
-                raise ValueError(f"it lacks {min(missing)!r}")
-        except (OSError, ValueError, AttributeError) as error:
-            troubles.append(Trouble(f"Not shown: {path} is not {what} ({error})."))
-        else:
-            found.append((path, content))
-    return found
+            records.append(read_record(path))
+        except InputError as error:
+            notes.append(f"Not shown: {error}")
+    return records
 
 
-def _columns(folder: Path, troubles: list[Trouble]) -> list[dict[str, Any]]:
-    """The reports on columns that comparisons and runs keep, each once."""
-    reports = [c for _, c in _contents(folder, "columns.json", {"columns"}, "a report on columns", troubles)]
-    for path, content in _contents(folder, "inputs.json", set(), "the inputs of a model", troubles):
-        if columns := content.get("columns_report"):
-            reports.append({"file": path.parent.name, "columns": columns})
-    different = {json.dumps(report["columns"], sort_keys=True): report for report in reversed(reports)}
-    return list(different.values())[::-1]
+def _content(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    """An object in a file that there may be."""
+    if not path.exists():
+        return {}
+    try:
+        content = read_json(path)
+        return content if isinstance(content, Mapping) else {}
+    except (OSError, ValueError) as error:
+        notes.append(f"Not shown: {path} cannot be read ({error}).")
+        return {}
+
+
+def _failed(record: RunRecord) -> str:
+    return (
+        f"Failed: {record.config.name} on {record.config.dataset}, {record.config.identity}: {record.error}"
+    )
+
+
+def _no_result(path: Path, why: str) -> InputError:
+    return InputError(
+        f"{str(path)!r} is not a result of this version ({why}). Move it and repeat the command that wrote "
+        "it: finished runs are not repeated."
+    )

@@ -61,12 +61,12 @@ class Sweep(Result):
 
     def _tables(self, rule: str, form: str = "text") -> tuple[list[str], list[str]]:
         """Tables, one per dataset and one over several, and how their numbers came about."""
-        from shoal.report import domainbed as view
+        from shoal.report import runs as view
 
         results = self.results[rule]
         tables = [view.dataset_table(result) for result in results]
         tables += [view.overall_table(results)] if len(results) > 1 else []
-        return [getattr(table, form)() for table in tables], view.words(results)
+        return [getattr(table, form)() for table in tables], view.sweep_notes(results)
 
     @property
     def problems(self) -> list[str]:

@@ -1,8 +1,4 @@
-"""Charts of a page that are lines of text with dots beside them, on one scale: plain data for a template.
-
-A chart has ``ticks`` (position in percent, label), ``rows`` and maybe ``zero``. A row has a ``name``, a
-``text`` and ``marks``: dots at ``x``, or bars from ``x`` to ``to``.
-"""
+"""Charts of a page as plain data, which its template draws as inline SVG; positions are in percent."""
 
 from __future__ import annotations
 
@@ -12,22 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.report import figures
-from shoal.report.compare import _spread
+from shoal.experiments.record import RunRecord, selection_score
+from shoal.experiments.statistics import mean_interval, mean_of
+from shoal.report.compare import cell, number
 
-COLOURS = 6
-"""With more algorithms only those that matter have a colour of their own."""
+COLOURS = 8
+"""Colours of a page; with more algorithms, only those that matter have one."""
 MOST = 100
 """Domains in a chart."""
 FAR = 3
-
-Row = Mapping[str, Any]
-"""Of the ``rows`` of :func:`shoal.experiments.compare.results`."""
+LEAST_DOMAINS = 3
+"""With fewer there is no interval over domains."""
+Chart = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One scale for all lines of a chart; positions are in percent of its width."""
+    """One scale for all lines of a chart."""
 
     low: float
     high: float
@@ -58,93 +55,171 @@ class Axis:
         digits = max(0, -math.floor(math.log10(step)))
         values = [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         wide = digits > 5 or max(map(abs, values)) >= 1e6
-        return [(self.at(v), f"{v:.2g}" if wide else f"{v:.{digits}f}".replace("-", "−")) for v in values]
+        return [(self.at(v), f"{v:.2g}" if wide else f"{v:,.{digits}f}".replace("-", "−")) for v in values]
 
-    def dot(self, value: float, look: str, title: str) -> dict[str, Any]:
+    def dot(self, value: float, look: str, title: str) -> Chart:
         beyond = " beyond" * (not self.low <= value <= self.high)
         return {"x": self.at(value), "look": look + beyond, "title": f"{title}: {value:.4g}"}
 
 
-def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> dict[str, Any]:
-    """A line for each paired difference: a dot for every domain, the mean and its interval; zero is marked.
+def unit(metric: str | None) -> tuple[float, str]:
+    """The factor and the name of values: accuracies are shown in percent."""
+    return (100.0, "accuracy (%)") if metric == "accuracy" else (1.0, metric or "score")
 
-    The scale is that of the rows whose mean is within :data:`FAR` times the median row's reach: one far-off
-    row, such as the majority class, must not squeeze the others into a point. Its marks are at the edge.
 
-    ``found`` is from :func:`shoal.experiments.compare.over_domains`, maybe with a standard error ``se``.
+def difference(result: Mapping[str, Any], one: str, other: str) -> Chart | None:
+    """``one`` − ``other`` in each domain, and the mean with its interval; domains of a fold are dependent."""
+    rows = {row["algorithm"]: row["domains"] for row in result["rows"]}
+    pairs = {n: [mean_of(rows[row][n]["values"]) for row in (one, other)] for n in result["held_out"]}
+    values = {name: a - b for name, (a, b) in pairs.items() if a is not None and b is not None}
+    if not values or len(values) < len(pairs):
+        return None
+    folds = {trial["held_out"]: trial["fold"] for trial in result["trials"]}
+    found = mean_interval(list(values.values()), [folds.get(name, name) for name in values])
+    return {"values": values, **found._asdict()} | (
+        dict.fromkeys(("low", "high")) if len(values) < LEAST_DOMAINS else {}
+    )
+
+
+def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> Chart:
+    """A line for each :func:`difference`: a dot for every domain, the mean and its interval.
+
+    The scale is that of rows whose mean is within :data:`FAR` times the median row's reach: one far-off row,
+    such as the majority class, must not squeeze the others into a point. Its marks are at the edge.
     """
-    scale, unit = figures.unit(metric)
-    reach = {n: [v for v in (a["mean"], a["low"], a["high"]) if v is not None] for n, a in found.items()}
+    scale = unit(metric)[0]
+    ends = ("mean", "low", "high")
+    reach = {n: [scale * a[end] for end in ends if a[end] is not None] for n, a in found.items()}
     usual = statistics.median(max(map(abs, values)) for values in reach.values())
-    near = [n for n, a in found.items() if abs(a["mean"]) <= FAR * usual]
-    ends = [scale * v for n in near for v in reach[n]]
+    near = [n for n, values in reach.items() if abs(values[0]) <= FAR * usual]
+    core = [0.0, *(v for n in near for v in reach[n])]
     dots = [scale * v for n in near for v in found[n]["values"].values()]
-    axis = Axis.over([0.0, *ends, *dots], [0.0, *ends], 1 if len(found) > 1 else 3)
+    axis = Axis.over([*core, *dots], core, 1 if len(found) > 1 else 3)
     rows = []
     for name, about in found.items():
-        mean, low, error = about["mean"], about["low"], about.get("se")
-        bars = [] if low is None else [("interval", low, about["high"])]
-        bars += [] if error is None else [("error", mean - error, mean + error)]
-        marks = [{"x": axis.at(scale * a), "to": axis.at(scale * b), "look": look} for look, a, b in bars]
+        (mean, *limits), error = reach[name], scale * (about.get("se") or 0.0)
+        bars = [("interval", *limits), ("error", mean - error, mean + error)] if limits else []
+        marks = [{"x": axis.at(low), "to": axis.at(high), "look": look} for look, low, high in bars]
         marks += [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
-        marks.append(axis.dot(scale * mean, "c0 full", "mean"))
-        text, *limits = _signed([scale * v for v in reach[name]], metric)
-        text += f" ({' to '.join(limits)})" if limits else ""
-        rows.append({"name": name, "strong": False, "text": text, "marks": marks})
-    unit = "percentage points of accuracy" if metric == "accuracy" else unit
-    return {"ticks": axis.ticks, "zero": axis.at(0.0), "rows": rows, "unit": unit, "beyond": _beyond(rows)}
+        marks.append(axis.dot(mean, "c0 full", "mean"))
+        text, *limits = (number(value / scale, metric, "+").replace("-", "−") for value in reach[name])
+        rows.append(
+            {"name": name, "text": f"{text} ({' to '.join(limits)})" if limits else text, "marks": marks}
+        )
+    name_of_unit = "percentage points of accuracy" if metric == "accuracy" else metric or "score"
+    return {"axis": axis, "zero": axis.at(0.0), "rows": rows, "unit": name_of_unit, "beyond": _beyond(rows)}
 
 
 def _beyond(rows: Iterable[Mapping[str, Any]]) -> bool:
     return any("beyond" in mark["look"] for row in rows for mark in row["marks"])
 
 
-def _signed(values: Sequence[float], metric: str | None) -> list[str]:
-    """With as many digits each as the largest needs."""
-    size = max(map(abs, values))
-    digits = 1 if metric == "accuracy" else max(0, 2 - math.floor(math.log10(size))) if size else 0
-    form = f"+.{digits}f" if digits < 8 and size < 1e6 else "+.2e"
-    return [f"{v:{form}}".replace("-", "−") for v in values]
+def domains(result: Mapping[str, Any], first: str) -> Chart:
+    """Every algorithm in every held-out domain: the average, the worst domain, then each domain.
 
-
-def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
-    """Every algorithm in every held-out domain: the average, the worst domain, then the domains.
-
-    Those come in the order of ``first``'s scores there, the worst on top; its numbers stand beside them.
+    Domains are in the order of the scores of ``first``, worst on top, whose numbers are shown. With many
+    algorithms, only ``first``, the best and the baseline have a colour.
     """
-    rows, names = {str(row["algorithm"]): row for row in result["rows"]}, list(result["held_out"])
-    scale, unit = figures.unit(result["metric"])
+    rows = {str(row["algorithm"]): row for row in result["rows"]}
+    scale, name_of_unit = unit(result["metric"])
     main = list(dict.fromkeys(n for n in (first, next(iter(rows)), result["baseline"]) if n in rows))
     coloured = list(dict.fromkeys([*main, *rows])) if len(rows) <= COLOURS else main
-    looks = {name: f"c{n}" + " full" * (n == 0) for n, name in enumerate(coloured)}
-    back_to_front = [*(n for n in rows if n not in looks), *reversed(coloured)]
-    sign = -1 if result["lower_is_better"] else 1
-
-    def rising(name: str) -> float:
-        mean = rows[coloured[0]]["domains"][name]["mean"]
-        return math.inf if mean is None else sign * mean
-
-    lines = {"average": "average", "worst domain": "worst"} if len(names) > 1 else {}
-    found = [(name, True, {n: row[key] for n, row in rows.items()}) for name, key in lines.items()]
-    ordered = sorted(names, key=rising)[:MOST]
-    found += [(name, False, {n: row["domains"][name] for n, row in rows.items()}) for name in ordered]
-    means = [
-        {n: scale * s["mean"] for n, s in own.items() if s and s["mean"] is not None} for *_, own in found
-    ]
-    axis = Axis.over([v for m in means for v in m.values()], [m[n] for m in means for n in main if n in m])
+    looks = dict.fromkeys(rows, "other") | {name: f"c{n}" for n, name in enumerate(coloured)}
+    sign = -scale if result["lower_is_better"] else scale
+    scores = {n: {name: own["mean"] for name, own in row["domains"].items()} for n, row in rows.items()}
+    order = sorted(result["held_out"], key=lambda name: sign * (scores[first][name] or 0.0))[:MOST]
+    lines = [("average", "average"), ("worst domain", "worst")] if len(scores[first]) > 1 else []
+    found = [(name, True, {n: row[key] for n, row in rows.items()}) for name, key in lines]
+    found += [(name, False, {n: row["domains"][name] for n, row in rows.items()}) for name in order]
+    known = [{n: s["mean"] for n, s in own.items() if s} for *_, own in found]
+    means = [{n: scale * mean for n, mean in own.items() if mean is not None} for own in known]
+    axis = Axis.over([v for m in means for v in m.values()], [m[n] for m in means for n in main if n in m], 1)
     drawn = []
-    for (name, strong, scores), values in zip(found, means, strict=True):
-        own = scores[coloured[0]]
-        text = "–" if own is None else _spread({**own, "sd": None})
-        marks = [axis.dot(values[n], looks.get(n, "other"), n) for n in back_to_front if n in values]
+    for (name, strong, own), values in zip(found, means, strict=True):
+        above = sorted(values, key=lambda n: (n in coloured, n == first))  # what is drawn last is on top
+        marks = [axis.dot(values[n], looks[n] + " full" * (n == first), n) for n in above]
+        text = cell(own[first] and {**own[first], "sd": None})
         drawn.append({"name": name, "strong": strong, "text": text, "marks": marks})
-    others = len(rows) - len(coloured)
-    return {
-        "ticks": axis.ticks,
-        "rows": drawn,
-        "legend": [*looks.items(), *([(f"the {others} others", "other")] if others else [])],
-        "first": coloured[0],
-        "unit": unit,
-        "beyond": _beyond(drawn),
-        "left": max(0, len(names) - MOST),
-    }
+    legend = [(n, looks[n] + " full" * (n == first)) for n in coloured]
+    legend += [(f"the {len(rows) - len(coloured)} others", "other")] if len(rows) > len(coloured) else []
+    about = {"unit": name_of_unit, "first": first, "beyond": _beyond(drawn)}
+    return {"axis": axis, "rows": drawn, "legend": legend, **about}
+
+
+Lines = dict[str, list[dict[int, float]]]
+"""The runs of each curve: values by step."""
+DASHED = "validation"
+AGREEMENT = {"mean_cosine": "mean cosine of gradients", "sign_agreement": "sign agreement of gradients"}
+
+
+def curves(lines: Lines, metric: str | None, title: str, y: Axis | None = None) -> Chart:
+    """A curve for each name: the mean over its runs, at the steps that all of them have."""
+    scale, name_of_unit = unit(metric)
+    means = {}
+    for name, runs in list(lines.items())[:COLOURS]:
+        steps = [step for step in runs[0] if all(step in run for run in runs)]
+        means[name] = {step: scale * statistics.fmean(run[step] for run in runs) for step in steps}
+    y = y or Axis.over(v for own in means.values() for v in own.values())
+    x = Axis(0, max([1, *(step for own in means.values() for step in own)]))
+    drawn = []
+    for n, (name, own) in enumerate(means.items()):
+        points = " ".join(f"{x.at(step):g},{100 - y.at(value):g}" for step, value in own.items())
+        drawn.append({"name": name, "look": "dashed" if name == DASHED else f"c{n}", "points": points})
+    return {"title": title, "unit": name_of_unit if metric else "", "x": x, "y": y, "lines": drawn}
+
+
+def learning_curves(panels: Mapping[str, Sequence[RunRecord]]) -> list[Chart]:
+    """Scores by step, a panel for each name: held-out domains and, dashed, validation.
+
+    Many held-out domains are one curve. Panels share a scale if all scores are between 0 and 1.
+    """
+    found = {name: _lines([r for r in records if len(r.history) > 1]) for name, records in panels.items()}
+    found = {name: (metric, lines) for name, (metric, lines) in found.items() if lines}
+    every = [run for _, lines in found.values() for runs in lines.values() for run in runs]
+    values = [value for run in every for value in run.values()]
+    shared = values and 0 <= min(values) <= max(values) <= 1
+    return [
+        curves(lines, metric, name, Axis.over(unit(metric)[0] * v for v in values) if shared else None)
+        for name, (metric, lines) in found.items()
+    ]
+
+
+def _lines(records: Sequence[RunRecord]) -> tuple[str | None, Lines]:
+    """The metric that selects, and its values on held-out domains and on validation."""
+    tests = [list(r.history[-1]["scores"].get("test", {}).get("domains", ())) for r in records]
+    names = sorted({name for own in tests for name in own})
+    lines, metric = Lines(), None
+    for record, own in zip(records, tests, strict=True):
+        few = [("test", name, name) for name in names if name in own]
+        parts = few if len(names) < COLOURS else [("test", None, "held-out domains")]
+        for split, domain, label in (*parts, ("validation", None, DASHED)):
+            points = {}
+            for measured in record.history:
+                if scores := measured["scores"].get(split):
+                    metric, value = selection_score(scores)
+                    if domain is not None and len(scores["domains"]) > 1:
+                        other = (scores.get("by_domain") or {}).get(metric, {})
+                        value = (other if scores.get("selects") else scores["domains"]).get(domain)
+                    points[measured["step"]] = value
+            known = {step: v for step, v in points.items() if v is not None and math.isfinite(v)}
+            if known:
+                lines.setdefault(label, []).append(known)
+    return metric, {name: lines[name] for name in sorted(lines, key=lambda n: (n == DASHED, n))}
+
+
+def agreement(panels: Mapping[str, Sequence[RunRecord]]) -> tuple[list[Chart], list[Chart]]:
+    """Agreement of gradients by step, and the last matrix of cosines of each algorithm."""
+    made, matrices = [], []
+    for key, title in AGREEMENT.items():
+        runs = {
+            name: [{p["step"]: p[key] for p in r.agreement if p.get(key) is not None} for r in records]
+            for name, records in panels.items()
+        }
+        lines = {name: known for name, own in runs.items() if (known := [run for run in own if run])}
+        made += [curves(lines, None, title)] if lines else []
+    for name, records in panels.items():
+        points = [(r.config.seed, p) for r in records for p in r.agreement if p.get("matrix")]
+        for seed, point in points[-1:]:
+            title = f"{name}, seed {seed}, step {point['step']:,}"
+            matrices.append({"title": title, "names": point["domains"], "rows": point["matrix"]})
+    return made, matrices

@@ -1,4 +1,4 @@
-"""Figures from records, with matplotlib."""
+"""Figures with matplotlib: what they share, and the figure of a comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.terminal import clean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# One colour per method wherever it appears; chosen to differ also in grey and for colour-blind readers.
+# One colour per method wherever it appears; they differ also in grey and for colour-blind readers.
 COLOURS = {"ERM": "#e69f00", "Fish": "#0072b2", "Fish, random grouping": "#56b4e9"}
 COLOURS |= {"Reptile": "#009e73", "IDGM": "#d55e00"}
 SPARE = ("#cc79a7", "#7f7f7f", "#5d3a9b", "#999933", "#882255")
@@ -32,13 +32,18 @@ def _tidy(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
+def _plain(text: str) -> str:
+    """A dollar sign in a domain's name must not start mathematics."""
+    return text.replace("$", r"\$")
+
+
 def save(figure: Figure, path: Path) -> list[Path]:
-    """As PNG and as SVG, beside each other."""
+    """Write a figure as PNG and as SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    for file in found:
+    files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    for file in files:
         figure.savefig(file, dpi=150)
-    return found
+    return files
 
 
 def compare_figure(
@@ -46,47 +51,37 @@ def compare_figure(
 ) -> Figure:
     """A row per algorithm, best on top: the average with its deviation, and every held-out domain in grey.
 
-    The worst domain has a ring around it.
-
-    ``lower`` says that the lower values of the metric are the better ones.
+    A ring marks the worst domain; a hollow dot is an average without some of the cases.
     """
     scale, unit = (100, " (%)") if metric == "accuracy" else (1, ", lower is better" if lower else "")
-    domains = list(rows[0]["domains"]) if rows else []
+    domains = list(rows[0]["domains"]) if len(rows[0]["domains"]) > 1 else []
     figure = _figure(7.5, 1.5 + 0.27 * max(3, len(rows)))
     axes = figure.subplots()
-    if len(domains) > 1:
-        axes.plot([], [], "o", color=COLOURS["Fish"], label="average")
-    for number, name in enumerate(domains if len(domains) > 1 else []):
+    for number, name in enumerate(domains):
         means = [row["domains"][name]["mean"] for row in rows]
         x = [np.nan if mean is None else scale * mean for mean in means]
-        few = len(domains) <= len(SHAPES)  # a shape for each; where there are many, the same tick for all
-        mark, label = (
-            (SHAPES[number], _plain(clean(name))) if few else ("|", None if number else "each domain")
-        )
-        axes.plot(x, range(len(rows)), mark, color="#a0a0a0", markersize=4, label=label)
-    worst = {n: row["worst"]["mean"] for n, row in enumerate(rows) if len(domains) > 1 and row.get("worst")}
-    if worst:
-        x = [scale * mean for mean in worst.values()]
-        axes.plot(x, list(worst), "o", color="#505050", mfc="none", markersize=8, label="worst domain")
+        mark, label = "|", "" if number else "each domain"
+        if len(domains) <= len(SHAPES):
+            mark, label = SHAPES[number], _plain(clean(name))
+        axes.plot(x, range(len(rows)), mark, color="#a0a0a0", markersize=4, label=label or None)
+    if domains and (worst := {n: row["worst"]["mean"] for n, row in enumerate(rows) if row.get("worst")}):
+        ring: dict[str, Any] = {"color": "#505050", "mfc": "none", "markersize": 8, "label": "worst domain"}
+        axes.plot([scale * mean for mean in worst.values()], list(worst), "o", **ring)
     for place, row in enumerate(rows):
-        mean = scale * row["average"]["mean"]
-        spread = scale * row["average"]["sd"] if row["average"]["sd"] else None  # none where seeds agree
+        mean, deviation = scale * row["average"]["mean"], scale * (row["average"]["sd"] or 0.0)
         colour = COLOURS["ERM" if row["algorithm"] == baseline else "Fish"]
-        inside = "white" if row["rank"] is None else colour  # hollow: some of its trials have no score
-        axes.errorbar(mean, place, xerr=spread, fmt="o", color=colour, mfc=inside, capsize=3, zorder=3)
+        dot: dict[str, Any] = {
+            "color": colour,
+            "mfc": "white" if row["rank"] is None else colour,
+            "zorder": 3,
+        }
+        axes.errorbar(mean, place, xerr=deviation or None, fmt="o", capsize=3, **dot)
         if row["algorithm"] == baseline:
             axes.axvline(mean, color=colour, linewidth=0.9, linestyle="--", zorder=1)
-    if any(row["rank"] is None for row in rows):
-        axes.plot([], [], "o", color=COLOURS["Fish"], mfc="white", label="not in all cases")
     axes.set_yticks(range(len(rows)), [_plain(row["algorithm"]) for row in rows])
     axes.set(title=_plain(title), xlabel=f"{metric} on a held-out domain{unit}", ylim=(len(rows) - 0.4, -0.6))
     _tidy(axes)
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=5)
+    if domains:
+        axes.plot([], [], "o", color=COLOURS["Fish"], label="average")
+        figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=5)
     return figure
-
-
-def _plain(text: str) -> str:
-    """Text as it is: a dollar sign in a domain's name must not start mathematics."""
-    return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Tables of a run's scores in every domain, alone or over seeds."""
+"""Tables of scores: of a run, of a run with several seeds, and of a sweep."""
 
 from __future__ import annotations
 
@@ -6,57 +6,94 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.experiments.statistics import plus_minus
-from shoal.report.tables import Table
+from shoal.experiments.statistics import mean_of, plus_minus
+from shoal.report.compare import cell, listed
+from shoal.report.tables import Table, clean
 
 MOST, FEW = 50, 10
-"""Of a split with more domains than the former, so many are shown."""
+"""Of a split with more domains than the former, only so many are shown."""
+Result = Mapping[str, Any]
 
-Scores = Mapping[str, Any]
-"""By split, see :class:`~shoal.training.evaluate.Scores`."""
+
+def number(value: float | None) -> str:
+    """Three decimals, or a dash."""
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def run_table(record: Mapping[str, Any]) -> Table:
-    """A finished run: every measure and domain at the selected step and the last."""
+    """A finished run: every metric and domain at the selected step and at the last."""
     selected, last = record["history"][record["selected"]]["scores"], record["history"][-1]["scores"]
     return _table([selected, last], ["at the last step"])
 
 
 def seeds_table(records: Sequence[Mapping[str, Any]]) -> Table:
-    """The same run with several seeds: mean ± standard deviation, and each."""
+    """The same run with several seeds: mean ± standard deviation, and each seed."""
     scores = [r["history"][r["selected"]]["scores"] for r in records]
     return _table(scores, [f"seed {r['config']['seed']}" for r in records], ", mean ± sd")
 
 
-def number(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def mean_and_deviation(values: Sequence[float | None]) -> str:
-    """The mean alone of a single value; nothing where one is not a number."""
-    return "–" if any(v is None or math.isnan(v) for v in values) else plus_minus(values, 3)
-
-
-def _table(scores: Sequence[Scores], more: Sequence[str] = (), mean: str = "") -> Table:
-    """Rows for what the first of ``scores`` has, with a number from each; ``mean`` asks for their mean.
-
-    Where more than one thing is measured, a column says what. Others may lack what the first has.
-    """
-    first = scores[0]
-    measured = any(content.get("metrics") for content in first.values())
-    heads = ["measure", f"value{mean}"] if measured else [f"{next(iter(first.values()))['metric']}{mean}"]
-    table = Table(["split", "domain", *heads, *more])
-    for split, content in first.items():
+def _table(scores: Sequence[Result], more: Sequence[str], mean: str = "") -> Table:
+    """A row for each metric and domain in the first of ``scores``; with ``mean``, also their mean."""
+    measured = any(content.get("metrics") for content in scores[0].values())
+    metric = next(iter(scores[0].values()))["metric"]
+    table = Table(["split", "domain", *(["measure", "value" + mean] if measured else [metric + mean]), *more])
+    for split, content in scores[0].items():
         some, every = content.get("sampled") or (0, 0)
         name = f"{split} ({some:,} of {every:,})" if every else split
         domains = list(content["domains"])
         shown = domains[:FEW] if len(domains) > MOST else domains
-        rows = [("metrics", "all", m, m) for m in content.get("metrics") or ()]
-        rows += [("domains", d, content["metric"], d) for d in shown]
-        for kind, domain, measure, key in rows:
-            values = [((s.get(split) or {}).get(kind) or {}).get(key) for s in scores]
-            cells = [mean_and_deviation(values)] if mean else []
-            table.add(name, domain, *([measure] if measured else []), *cells, *map(number, values))
-        if len(domains) > MOST:
+        rows = [("metrics", "all", metric, metric) for metric in content.get("metrics") or ()]
+        rows += [("domains", domain, content["metric"], domain) for domain in shown]
+        for part, domain, metric, key in rows:
+            values = [((s.get(split) or {}).get(part) or {}).get(key) for s in scores]
+            whole = not any(v is None or math.isnan(v) for v in values)
+            cells = [plus_minus(values, 3) if whole else "–"] if mean else []
+            table.add(name, domain, *([metric] if measured else []), *cells, *map(number, values))
+        if len(domains) > len(shown):
             table.add(name, f"… {len(domains) - FEW:,} more", *[""] * (len(table.columns) - 2))
     return table
+
+
+def dataset_table(result: Result) -> Table:
+    """A dataset of a sweep (:func:`shoal.experiments.selection.results`): a column for every domain."""
+    unit = _unit(result["metric"])
+    table = Table(["algorithm", *(f"{name}, {unit}" for name in (*result["held_out"], "average"))])
+    for row in result["rows"]:
+        table.add(row["algorithm"], *(cell(v, "se") for v in (*row["domains"].values(), row["average"])))
+    return table
+
+
+def overall_table(results: Sequence[Result]) -> Table:
+    """The averages of every dataset of a sweep, and over those where they share a metric."""
+    metrics = [result["metric"] for result in results]
+    shared = len(results) > 1 and len(set(metrics)) == 1
+    columns = [f"{result['dataset']}, {_unit(result['metric'])}" for result in results]
+    table = Table(["algorithm", *columns, *([f"average, {_unit(metrics[0])}"] if shared else [])])
+    rows = [{row["algorithm"]: row["average"] for row in result["rows"]} for result in results]
+    for name in dict.fromkeys(name for own in rows for name in own):
+        averages = [own.get(name) for own in rows]
+        mean = mean_of(a["mean"] if a and None not in a["values"] else None for a in averages)
+        whole = {"values": [mean], "mean": mean, "se": None, "metric": metrics[0]}
+        table.add(name, *(cell(a, "se") for a in (*averages, *([whole] if shared else []))))
+    return table
+
+
+def sweep_notes(results: Sequence[Result]) -> list[str]:
+    """How the numbers of a sweep were measured, and which are missing."""
+    lines = []
+    for result in results:
+        trials, missing = result["search"], result["missing"]
+        seeds = len(result["rows"][0]["average"]["values"])
+        over = f"mean ± standard error over {seeds} seeds" if seeds > 1 else "one seed"
+        search = f"selected from {trials} trials of random search" if trials > 1 else "with the defaults"
+        unit = f"{_unit(result['metric'])} on the in-split of the held-out domain"
+        lines.append(f"{result['dataset']}: {unit}; {over}; {result['words']} {search}.")
+        if diverged := sum(row["diverged"] for row in result["rows"]):
+            lines.append(f"{result['dataset']}: cases without a score because runs diverged: {diverged}.")
+        if missing:
+            lines.append(f"{result['dataset']}: {len(missing):,} missing: {listed(missing)}.")
+    return [clean(line) for line in lines]
+
+
+def _unit(metric: str | None) -> str:
+    return "accuracy (%)" if metric == "accuracy" else metric or "score"

@@ -11,6 +11,11 @@ from rich.cells import cell_len
 from shoal.terminal import as_csv, clean
 
 
+def cut(text: str, width: int) -> str:
+    """At most ``width`` characters of a text."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 @dataclass
 class Table:
     """Columns and rows of finished cells; numbers are formatted by whoever knows what they are."""
