@@ -154,7 +154,7 @@ def compare(
 
     Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every
     algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed,
-    the trial with the best validation score on the training domains is selected. On tabular data, the
+    the trial with the best validation score on the training domains is selected. On tabular data,
     gradient boosting and a linear model are included under the same protocol. The simplest
     algorithm within one standard error of the best is recommended. Finished runs are saved in ``out``; the
     same call runs only those that are missing.
