@@ -139,8 +139,10 @@ def _trees(text: str, width: int) -> list[str]:
     or −1 − n for leaf n. Thresholds become the greatest float32 that is no larger: for features, which are
     float32, nothing changes, and the export to ONNX does not round them up.
     """
-    trees = list[str]()
-    for block in re.split(r"^Tree=\d+$", text.split("\nend of trees")[0], flags=re.MULTILINE)[1:]:
+    trees, (text, end, _) = list[str](), text.partition("\nend of trees")
+    if not end:
+        raise ValueError("the end is missing")
+    for block in re.split(r"^Tree=\d+$", text, flags=re.MULTILINE)[1:]:
         fields = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
         value, limit = (np.array(fields[name].split(), float) for name in ("leaf_value", "threshold"))
         names = ("split_feature", "left_child", "right_child")
