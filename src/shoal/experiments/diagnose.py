@@ -370,7 +370,8 @@ def generalization_gaps(sample: Sample, seed: int) -> list[dict[str, Any]]:
 
     A score is the accuracy, or R². Each example is predicted by models that were not fitted to its entity,
     once without its whole domain and ``REPEATS`` times without a random group. Intervals are those of the
-    paired difference, by entity; that of the average is about these domains.
+    paired difference, by entity, and of models fitted without other groups; that of the average is about
+    these domains.
     """
     rows = sample.rows
     x, targets = smooth(rows.x, seed=seed), rows.targets
@@ -388,13 +389,18 @@ def generalization_gaps(sample: Sample, seed: int) -> list[dict[str, Any]]:
         return (guess.argmax(1) == targets.argmax(1)).astype(np.float64)
 
     random = permuted(rows.domains, rows.units, (seed, 5))[1 : 1 + REPEATS]
-    within, without = np.mean([scores(groups) for groups in random], 0), scores(rows.domains)
+    repeats, without = np.array([scores(groups) for groups in random]), scores(rows.domains)
+    within, count = repeats.mean(0), len(sample.names)
+    means = np.array([repeats[:, rows.domains == d].mean(1) for d in range(count)])  # domain, repeat
+    over_models = float(means.var(1, ddof=1).mean()) * (1 + 1 / REPEATS)
+    over_models *= statistics.t_limit(0.95, count * (REPEATS - 1)) ** 2
     found, halves = [], []
     for d, name in enumerate(sample.names):
         own = rows.domains == d
-        gap, low, high, _ = statistics.mean_interval((within - without)[own], rows.entities[own])
-        halves.append(math.inf if low is None else gap - low)
-        found.append(_gap(name, float(within[own].mean()), float(without[own].mean()), low, high))
+        gap, low, _, _ = statistics.mean_interval((within - without)[own], rows.entities[own])
+        halves.append(math.inf if low is None else math.hypot(gap - low, math.sqrt(over_models)))
+        ends = (None, None) if low is None else (gap - halves[-1], gap + halves[-1])
+        found.append(_gap(name, float(within[own].mean()), float(without[own].mean()), *ends))
     both = np.mean([(gap["in_domain"], gap["held_out"]) for gap in found], 0)
     half, gap = math.hypot(*halves) / len(halves), float(both[0] - both[1])
     ends = (gap - half, gap + half) if math.isfinite(half) else (None, None)
