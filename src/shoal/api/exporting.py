@@ -177,7 +177,8 @@ def _baseline_graph(baseline: Baseline, results: nn.Module, outputs: Sequence[st
 
     module = nn.Sequential(_AllClasses(baseline), results)
     last = _exported(_traced(module, torch.zeros(TRACED, max(1, len(baseline.known)))), ["values"], outputs)
-    return compose.merge_models(_converted(baseline, last), last, [("model/values", "values")])
+    model = _converted(baseline, last)
+    return compose.merge_models(model, last, [(model.graph.output[0].name, "values")])
 
 
 class _AllClasses(nn.Module):
@@ -196,7 +197,7 @@ class _AllClasses(nn.Module):
 
 def _converted(baseline: Baseline, like: Any) -> Any:
     """A baseline as an ONNX model from features to its values, in the versions of another model."""
-    from onnx import helper, utils
+    from onnx import compose, helper, utils
 
     _need("skl2onnx", "onnxmltools")
     if isinstance(baseline, BoostedBaseline):
@@ -213,9 +214,10 @@ def _converted(baseline: Baseline, like: Any) -> Any:
     model = convert(baseline.model, initial_types=types, **options)
     name = model.graph.output[-1].name  # the first of a classifier is the label
     model = utils.Extractor(model).extract_model(["x"], [name])
-    model.graph.output[0].name = "model/values"  # "probabilities" is an output of the file
+    model = compose.add_prefix(model, "model/")  # converters use names of the file's outputs
+    model.graph.input[0].name = "x"
     for node in model.graph.node:
-        node.output[:] = ["model/values" if each == name else each for each in node.output]
+        node.input[:] = ["x" if each == "model/x" else each for each in node.input]
     versions = {each.domain: each.version for each in like.opset_import} | {"ai.onnx.ml": 2}
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(*each) for each in versions.items())
