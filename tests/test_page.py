@@ -164,7 +164,7 @@ def test_the_runs_of_a_training(tmp_path: Path) -> None:
 def test_a_diagnosis(tmp_path: Path) -> None:
     rng, site = np.random.default_rng(0), np.repeat(["north", "south"], 40)
     x = rng.normal(size=(80, 3)) + 2.0 * (site == "north")[:, None]
-    shoal.diagnose((x, rng.integers(0, 2, 80), site), steps=2, out=tmp_path, progress=False)
+    shoal.diagnose((x, rng.integers(0, 2, 80), site), out=tmp_path, progress=False)
     found = Page(shoal.report(tmp_path).html)
     assert found.shows("Diagnosis of", "Detected: input shift", "Tables", "domain", "north", "test for")
     assert any(value.startswith("data:image/svg+xml") for _, value in found.attributes)

@@ -179,9 +179,9 @@ class TrainingOptions(TypedDict, total=False):
     """Interpolate between the initial weights (after a warm start) and the selected weights: the fraction of
     the selected ones, or 'validation' to choose it on validation (Wortsman et al. 2022). A new head needs
     warm_start='head'."""
-    l2_sp: Annotated[Annotated[float, Range(0)] | None, Option()]
+    l2_sp: Annotated[Annotated[float, Range(0, 1e30)] | None, Option()]
     """Weight of the L2-SP penalty, the squared distance to the initial weights (Li et al. 2018)."""
-    miro: Annotated[Annotated[float, Range(0)] | None, Option()]
+    miro: Annotated[Annotated[float, Range(0, 1e30)] | None, Option()]
     """Weight of the MIRO penalty, which keeps features close to those of the pretrained model, such as 0.1
     (Cha et al. 2022)."""
     retrain: Annotated[bool, Option(False)]

@@ -166,6 +166,7 @@ def _exported(traced: tuple[nn.Module, Any, Any], inputs: Sequence[str], outputs
     _need("onnx", "onnxscript", "onnxruntime")
     module, args, shapes = traced
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
+    args = (*args, {})  # the last mapping would be taken for keyword arguments
     program = torch.onnx.export(module, args, dynamic_shapes=shapes, dynamo=True, verbose=False, **names)
     assert program is not None
     return program.model_proto

@@ -41,7 +41,7 @@ class RayWorkers:
             self.close()
             raise
         variables = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
-        store.working.mkdir(parents=True, exist_ok=True)
+        store.folder.mkdir(parents=True, exist_ok=True)
         # A worker sees no GPU but its own.
         self.args = store, "cuda:0" if gpus else "cpu", how, os.getcwd(), shoal.__version__, variables
         self.task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
@@ -134,7 +134,7 @@ def _work(
     node = f"node {os.uname().nodename}"
     if shoal.__version__ != version:
         raise InputError(f"{node} has shoal {shoal.__version__}, not {version}.")
-    if not store.working.is_dir():
+    if not store.folder.is_dir():
         raise InputError(f"{node} cannot access {store.folder}, which must be shared by all nodes.")
     os.environ.update(variables)
     with suppress(OSError):  # relative paths then mean the same as in the process that was started

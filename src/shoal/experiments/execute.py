@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -206,27 +207,22 @@ def _run(
         raise KeyboardInterrupt
 
 
-def run_one(
-    config: RunConfig, store: Store, device: str | None, how: Mapping[str, Any], parent: int | None = None
-) -> End:
+def run_one(config: RunConfig, store: Store, device: str | None, how: Mapping[str, Any]) -> End:
     """Do a run and save its record, also if it fails.
 
-    The checkpoints of a run that fails stay: the next attempt resumes from them. If ``parent``, the process
-    that started this one, has been killed, this one ends at its next report of progress.
+    The checkpoints of a run that fails stay: the next attempt resumes from them.
     """
     file = store.progress(config)
 
     def report(step: int, note: str = "") -> None:
-        if parent is not None and os.getppid() != parent:
-            os._exit(1)
         with contextlib.suppress(OSError):  # a full disk
             file.write_text(str(step))
 
     with Signals() as signals:
 
         def wait() -> None:
-            if signals.asked or (parent is not None and os.getppid() != parent):
-                raise Interrupted("interrupted", signals.asked or signal.SIGTERM)
+            if signals.asked:
+                raise Interrupted("interrupted", signals.asked)
             time.sleep(0.2)
 
         with store.lock(config, wait):
@@ -302,7 +298,7 @@ class LocalProcesses:
 
     def submit(self, config: RunConfig) -> None:
         device, pool = self.idle.pop(0)
-        args = config, self.store, device, self.how, os.getpid()
+        args = config, self.store, device, self.how
         try:
             future = pool.submit(run_in_worker, *args)
         except BrokenProcessPool:  # it was killed while it was idle
@@ -340,13 +336,26 @@ class LocalProcesses:
 
 def _start_process(device: str) -> Any:
     """A pool of one process, which starts to import what runs need."""
-    # One thread: a run per core gains more than several threads per run. Ctrl-C reaches all processes, but it
-    # is the parent that asks runs to end.
+    # One thread: a run per core gains more than several threads per run.
     env = {"OMP_NUM_THREADS": "1"} if device == "cpu" else None
-    initializer = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-    pool = ProcessPoolExecutor(1, env=env, **initializer)
+    pool = ProcessPoolExecutor(1, env=env, initializer=_prepare_process, initargs=(os.getpid(),))
     pool.submit(count_jobs, "cpu")
     return pool
+
+
+def _prepare_process(parent: int) -> None:
+    """A process ends with the one that started it, even if that is killed.
+
+    Ctrl-C reaches all processes, but it is the parent that asks runs to end.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def count_jobs(device: str | None = None, jobs: int | None = None) -> int:
