@@ -256,6 +256,26 @@ class TestProgress:
             assert runs.state()[1] == (None if left is None else pytest.approx(left))
             clock[0] += 1.0
 
+    def test_an_algorithm_is_timed_by_its_own_pace(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where none of its runs has ended: a step of Fish costs many steps of ERM."""
+        clock, store = [1000.0], Store(tmp_path)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+        fish, erm = RunConfig("linear", "fish", 100), RunConfig("linear", "erm", 1000)
+        runs = progress.Runs([fish, erm], [fish, erm], store)
+        store.working.mkdir()
+        store.progress(fish).write_text("0")
+        runs.state()
+        clock[0] += 60
+        store.progress(fish).unlink()
+        runs.add(RunRecord(fish, "diverged", (), -1, "", 60.0, {}))
+        for step in (0, 500, 900):
+            store.progress(erm).write_text(str(step))
+            seconds = runs.state()[1]
+            clock[0] += 20
+        assert seconds == pytest.approx(40 * 100 / 900, rel=0.5)
+
     def test_lines_where_there_is_no_terminal(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from shoal.experiments.config import RunConfig
@@ -100,8 +100,8 @@ def _left(seconds: float) -> str:
 class Runs:
     """How far a list of runs is, by the steps that active runs write to their progress files.
 
-    The remaining time follows from the work done since the first run started. Work is counted in seconds of
-    finished runs of the same algorithm, or in steps while there are none.
+    The remaining time follows from the work done since the first run started. Work is counted in seconds, by
+    the pace of finished runs of the same algorithm, or else of active ones; in steps while none is known.
     """
 
     def __init__(self, configs: Sequence[RunConfig], missing: Sequence[RunConfig], store: Store) -> None:
@@ -114,9 +114,9 @@ class Runs:
         """Seconds per step, by algorithm."""
         for record in store.found(configs):
             self._learn(record)
-        resumed = [c for c in missing if store.workplace(c).is_dir()]
-        self.first: dict[str, float | None] = {c.identity: None for c in resumed}
-        """The fraction of a resumed run that was done before, once it is known."""
+        self.resumed = {c.identity for c in missing if store.workplace(c).is_dir()}
+        self.first: dict[str, tuple[float, float]] = {}
+        """When an active run started here, and the fraction that was done before."""
         done = self.total - len(missing)
         self.title = f"{len(missing)} run{'s' * (len(missing) > 1)} to do" + f", {done} finished" * bool(done)
 
@@ -132,9 +132,10 @@ class Runs:
         if (config := self.left.pop(record.config.identity, None)) is not None:
             self.ended.append(config)
 
-    def _work(self, config: RunConfig) -> float:
-        every = self.costs.get(config.algorithm) or [cost for costs in self.costs.values() for cost in costs]
-        return float(config.steps) * (sum(every) / len(every) if every else 1.0)
+    def _work(self, config: RunConfig, paces: Mapping[str, list[float]]) -> float:
+        costs = self.costs.get(config.algorithm) or paces.get(config.algorithm)
+        costs = costs or [cost for each in (*self.costs.values(), *paces.values()) for cost in each]
+        return float(config.steps) * (sum(costs) / len(costs) if costs else 1.0)
 
     def active(self) -> dict[str, float]:
         """The completed fraction of each active run."""
@@ -147,24 +148,31 @@ class Runs:
 
     def state(self) -> tuple[float, float | None, str]:
         """The completed fraction, the remaining seconds if they can be estimated, and the active runs."""
-        active, left, ended = self.active(), dict(self.left), list(self.ended)
+        now, left, ended = time.monotonic(), dict(self.left), list(self.ended)
+        active = {name: fraction for name, fraction in self.active().items() if name in left}
         if self.started is None and active:
-            self.started = time.monotonic()
-        before: dict[str, float] = {}
-        for name in active.keys() & self.first.keys():
-            if self.first[name] is None and active[name] > 0:
-                self.first[name] = active[name]
-            before[name] = self.first[name] or 0.0
-        done = sum(map(self._work, ended))
-        done += sum(self._work(left[n]) * (f - before.get(n, 0.0)) for n, f in active.items() if n in left)
-        remaining = [self._work(config) * (1 - active.get(name, 0.0)) for name, config in left.items()]
+            self.started = now
+        paces: dict[str, list[float]] = {}
+        """Seconds per step of active runs, by algorithm."""
+        progress: dict[str, float] = {}
+        for name, fraction in active.items():
+            if name in self.resumed and not fraction:  # its checkpoint is being read
+                continue
+            start, before = self.first.setdefault(name, (now, fraction if name in self.resumed else 0.0))
+            progress[name] = fraction - before
+            if progress[name] > 0 and now > start:
+                pace = (now - start) / (left[name].steps * progress[name])
+                paces.setdefault(left[name].algorithm, []).append(pace)
+        done = sum(self._work(config, paces) for config in ended)
+        done += sum(self._work(left[name], paces) * part for name, part in progress.items())
+        remaining = [self._work(c, paces) * (1 - active.get(name, 0.0)) for name, c in left.items()]
         seconds = None
         if done > 0 and self.started is not None and remaining:
-            seconds = sum(remaining) * (time.monotonic() - self.started) / done
+            seconds = sum(remaining) * (now - self.started) / done
             if ended:  # then work is in seconds, and no run is divided among processes
                 seconds = max(seconds, *remaining)
         count = self.total - len(left)
-        names = [f"{self.describe(left[n])} {100 * f:.0f} %" for n, f in active.items() if n in left]
+        names = [f"{self.describe(left[n])} {100 * f:.0f} %" for n, f in active.items()]
         note = f"{count}/{self.total} runs: {', '.join(names)}"
         return (count + sum(active.values())) / self.total, seconds, note[:100].rstrip(": ")
 
