@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from shoal.algorithms import algorithm_class, registry, settings_of
 from shoal.api.fit import Fit, fit
 from shoal.data.batch import DomainData, TensorData
-from shoal.data.sets import load
-from shoal.data.sprites import latent_grid, render
+from shoal.datasets import load
+from shoal.datasets.cdsprites import latent_grid, render
 from shoal.experiments.execute import execute
 from shoal.experiments.store import Store
 from shoal.models import FeatureModel, build

@@ -311,10 +311,11 @@ def recolouring(given: Any) -> tuple[str, ...]:
 
 def loading(given: Any, rate: float) -> Iterator[tuple[str, ...]]:
     """Images a second from files to the device, with as many worker processes."""
+    from shoal.data.tree import read_tree
+
     from shoal.data.images import image_data, split_files
     from shoal.data.loader import MetaBatchLoader
     from shoal.data.sampler import DomainBatchSampler
-    from shoal.data.tree import read_tree
 
     device, size = torch.device(given.device), 32 if given.tiny else 224
     workers, seconds = (1, 0.3) if given.tiny else (16, 6.0)

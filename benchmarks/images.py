@@ -29,15 +29,15 @@ import numpy as np
 import PIL
 import torch
 from PIL import Image
+from shoal.data.augment import Augment
+from shoal.data.tree import read_tree
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler
 
-from shoal.data.augment import Augment
 from shoal.data.domains import Domains
 from shoal.data.images import DEVIATION, MEAN, TRAIN, ImageFiles, image_data, split_files
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
-from shoal.data.tree import read_tree
 from shoal.vision import allow_torchvision
 
 SIZES = {"227 × 227": (227, 227, 64), "1600 × 1200": (1600, 1200, 16)}

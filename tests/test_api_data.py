@@ -15,8 +15,8 @@ import pandas
 import pytest
 from PIL import Image
 
+from shoal import datasets as sets
 from shoal.api.data import check, example, get
-from shoal.data import sets
 from shoal.data.download import Download, Source
 from shoal.errors import InputError
 

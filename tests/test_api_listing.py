@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from shoal import datasets as sets
 from shoal.algorithms import algorithm_class, registry
 from shoal.api.listing import listing
-from shoal.data import sets
 from shoal.errors import InputError
 
 

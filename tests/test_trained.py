@@ -103,7 +103,7 @@ class TestTables:
 
 
 def test_images_are_prepared_as_in_evaluation(tmp_path: Path) -> None:
-    from shoal.data.sets import load
+    from shoal.datasets import load
 
     images = write_images(tmp_path / "images")
     model = shoal.load(image_model(tmp_path / "run", images))

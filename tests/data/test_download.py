@@ -23,9 +23,8 @@ from typing import Any
 import pytest
 
 from shoal.data import download as module
-from shoal.data.download import Download, fetch, get
-from shoal.data.sets import load, registry
-from shoal.data.unpack import unpack
+from shoal.data.download import Download, fetch, get, unpack
+from shoal.datasets import load, registry
 from shoal.errors import InputError
 
 DOWNLOADS: dict[str, Download] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.data.wilds import from_wilds
+from shoal.datasets.from_wilds import from_wilds
 from shoal.errors import InputError
 
 TABLE = ((0, 1), (1, 0), (1, 1))

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from shoal.data.augment import UNCHANGED, Augment, Chances, recolour_batch, turn_hue
+from shoal.data.tree import FileList, read_tree
 
 from shoal.api.data import check
-from shoal.data.augment import UNCHANGED, Augment, Chances, recolour_batch, turn_hue
 from shoal.data.batch import DomainBatch
 from shoal.data.domains import Domains
 from shoal.data.images import (
@@ -37,8 +38,7 @@ from shoal.data.images import (
 )
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
-from shoal.data.sets import load
-from shoal.data.tree import FileList, read_tree
+from shoal.datasets import load
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.protocol import resplit

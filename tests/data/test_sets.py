@@ -18,9 +18,9 @@ from torch import Tensor
 from shoal import models
 from shoal.data import digits
 from shoal.data.batch import DomainData, TensorData
-from shoal.data.digits import rotate, turn
-from shoal.data.sets import cdsprites, load, registry
-from shoal.data.sprites import latent_grid, render
+from shoal.datasets import cdsprites, load, registry
+from shoal.datasets.cdsprites import latent_grid, render
+from shoal.datasets.digits import rotate, turn
 from shoal.errors import InputError
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.data import sprites
-from shoal.data.sprites import latent_grid, read_archive, render
+from shoal.datasets.cdsprites import latent_grid, read_archive, render
 from shoal.errors import InputError
 
 

@@ -28,9 +28,9 @@ from shoal.data import (
     text,
 )
 from shoal.data.batch import pool
-from shoal.data.sets import amazon
 from shoal.data.text import Column, Table, TextRows, TokenCache, first_seen, identity, read_table, scan
-from shoal.data.wilds import by_group
+from shoal.datasets import amazon
+from shoal.datasets.wilds import by_group
 from shoal.errors import InputError
 
 WORDS = (

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
-
-from shoal.data.sets import load, registry
 from shoal.data.tree import FileList, Layout, domain_folders, read_tree
+
+from shoal.datasets import load, registry
 from shoal.errors import InputError
 
 LAYOUTS = {n: m.LAYOUT for n in registry.names() if hasattr(m := registry.module(n), "LAYOUT")}

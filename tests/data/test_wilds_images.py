@@ -17,12 +17,12 @@ from PIL import Image
 
 import shoal
 from imitations import wilds as fake
+from shoal import datasets as sets
 from shoal import models
 from shoal.api.data import check
-from shoal.data import sets
 from shoal.data.batch import DomainData
-from shoal.data.sets import fmow, iwildcam, poverty
-from shoal.data.wilds import SPLITS, Counts, Published, by_group, find, from_wilds, read_columns
+from shoal.datasets import fmow, iwildcam, poverty
+from shoal.datasets.wilds import SPLITS, Counts, Published, by_group, find, from_wilds, read_columns
 from shoal.errors import InputError
 
 NAMES = ("camelyon17", "fmow", "iwildcam", "poverty")

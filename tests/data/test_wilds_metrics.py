@@ -11,9 +11,9 @@ import torch
 
 import shoal
 from imitations import wilds as fake
-from shoal.data import sets
+from shoal import datasets as sets
 from shoal.data.batch import DomainData
-from shoal.data.wilds import SPLITS
+from shoal.datasets.wilds import SPLITS
 from shoal.training import predictions
 
 SCORES = {

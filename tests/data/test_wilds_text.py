@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from shoal.datasets.civilcomments import IDENTITIES, UNCOUNTED
 
 from imitations.wilds_text import fake_amazon, fake_civilcomments, fake_tokenizer
 from shoal.data.batch import DomainData
-from shoal.data.sets import load, registry
-from shoal.data.sets.civilcomments import IDENTITIES, UNCOUNTED
-from shoal.data.wilds import SPLITS
+from shoal.datasets import load, registry
+from shoal.datasets.wilds import SPLITS
 from shoal.errors import InputError
 from shoal.training.metrics import metric
 

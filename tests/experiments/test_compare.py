@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data import sets
+from shoal import datasets as sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError

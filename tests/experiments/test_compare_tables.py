@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.data import sets
+from shoal import datasets as sets
 from shoal.errors import InputError
 from shoal.experiments import baselines, compare
 from shoal.experiments.config import RunConfig

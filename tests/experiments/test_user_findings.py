@@ -13,10 +13,10 @@ import pytest
 from test_compare_rule import result
 
 import shoal
+from shoal import datasets as sets
 from shoal.api.source import find_source
 from shoal.cli.app import main
-from shoal.data import sets
-from shoal.data.example import write_images
+from shoal.datasets.example import write_images
 from shoal.errors import InputError
 from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig

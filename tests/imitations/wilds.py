@@ -134,7 +134,7 @@ def fake_camelyon17(folder: Path, seed: int = 0, size: str = "small") -> Path:
 
 
 FMOW_CLASSES = ("airport", "crop_field", "golf_course", "port", "solar_farm", "zoo")
-FMOW_COUNTRIES = {
+FMOW_countries = {
     "Africa": ("KEN", "NGA"),
     "Americas": ("BRA", "USA"),
     "Asia": ("IND", "JPN"),
@@ -147,7 +147,7 @@ FMOW_COUNTRIES = {
 def fake_fmow(folder: Path, seed: int = 0, size: str = "small") -> Path:
     """Sixteen years, six regions and six of the 62 classes; from 2013 on the tint tells nothing."""
     need_pillow()
-    rng, regions = np.random.default_rng(seed), tuple(FMOW_COUNTRIES)
+    rng, regions = np.random.default_rng(seed), tuple(FMOW_countries)
     place = new_folder(folder, "fmow", "1.1")
     (place / "images").mkdir()
     wanted, rows = _fmow_examples(times(size)), []
@@ -158,7 +158,7 @@ def fake_fmow(folder: Path, seed: int = 0, size: str = "small") -> Path:
         save(pixels, place / "images" / f"rgb_img_{row}.png")
         name = FMOW_CLASSES[label]
         time = f"{year}-{rng.integers(1, 13):02d}-{rng.integers(1, 29):02d}T{rng.integers(24):02d}:15:30Z"
-        file, country = f"{name}_{row}_0_rgb.jpg", str(rng.choice(FMOW_COUNTRIES[region]))
+        file, country = f"{name}_{row}_0_rgb.jpg", str(rng.choice(FMOW_countries[region]))
         what = [split, file, f"{split}/{name}/{file}", "", 32618, name, True, 224, 224]
         rows.append([*what, country, 0, time, 1.5, 2.5, region])
     header = (
@@ -166,7 +166,7 @@ def fake_fmow(folder: Path, seed: int = 0, size: str = "small") -> Path:
         *("img_width", "img_height", "country_code", "cloud_cover", "timestamp", "lat", "lon", "region"),
     )
     write_table(place / "rgb_metadata.csv", header, rows)
-    known = [(code, region) for region in regions[:-1] for code in FMOW_COUNTRIES[region]]
+    known = [(code, region) for region in regions[:-1] for code in FMOW_countries[region]]
     listed = [
         [code, code[:2], code, i, f"ISO 3166-2:{code[:2]}", region] for i, (code, region) in enumerate(known)
     ]
@@ -179,7 +179,7 @@ def _fmow_examples(more: int) -> list[tuple[str, int, str]]:
     """Split, year and region of each; some are in no split of WILDS: training ones of late years, and seq."""
     wanted = []
     for year in range(2002, 2018):
-        for region in FMOW_COUNTRIES:
+        for region in FMOW_countries:
             rare = region == "Other"
             if year < 2013:
                 wanted += [("train", year, region)] * ((1 if rare else 6) * more)
@@ -187,7 +187,7 @@ def _fmow_examples(more: int) -> list[tuple[str, int, str]]:
             else:
                 wanted += [("val" if year < 2016 else "test", year, region)] * ((1 if rare else 6) * more)
                 wanted += [("train", year, region)] if region == "Asia" else []
-    return wanted + [("seq", 2004 + i, tuple(FMOW_COUNTRIES)[i % 5]) for i in range(10)]
+    return wanted + [("seq", 2004 + i, tuple(FMOW_countries)[i % 5]) for i in range(10)]
 
 
 def fake_iwildcam(folder: Path, seed: int = 0, size: str = "small") -> Path:
@@ -237,15 +237,17 @@ def fake_poverty(folder: Path, seed: int = 0, size: str = "small") -> Path:
     Elsewhere the tint says the opposite. Villages share pictures, as links to one file, and differ a little
     in wealth.
     """
-    from shoal.data.sets.poverty import COUNTRIES, FOLDS, PUBLISHED
+    from shoal.datasets.wilds import FOLDS, published
 
+    names = published("poverty").names
+    countries = names["countries"]
     more, rng = times(size), np.random.default_rng(seed)
     place = new_folder(folder, "poverty", "1.1")
     (place / "images").mkdir()
-    left_out = {country for group in FOLDS["A"] for country in PUBLISHED.names[group]}
+    left_out = {country for group in FOLDS["A"] for country in names[group]}
     rows: list[Sequence[Any]] = []
     views: list[tuple[int, int]] = [
-        (country, i % (VIEWS * more)) for country in range(len(COUNTRIES)) for i in range(VILLAGES * more)
+        (country, i % (VIEWS * more)) for country in range(len(countries)) for i in range(VILLAGES * more)
     ]
     first: dict[tuple[int, int], tuple[Path, float]] = {}
     for row, j in enumerate(rng.permutation(len(views)).tolist()):
@@ -253,14 +255,14 @@ def fake_poverty(folder: Path, seed: int = 0, size: str = "small") -> Path:
         path, urban = place / "images" / f"landsat_poverty_img_{row}.npz", view % 2 == 0
         if (country, view) not in first:
             wealth = float(rng.normal(0.6 if urban else -0.4, 0.6))
-            bands = village(rng, wealth, -1.0 if COUNTRIES[country] in left_out else 1.0)
+            bands = village(rng, wealth, -1.0 if countries[country] in left_out else 1.0)
             np.savez_compressed(path, x=bands)
             first[country, view] = path, wealth
         else:
             _link(first[country, view][0], path)
         wealth = first[country, view][1] + float(rng.normal(0, 0.1))
         place_and_time = round(float(rng.uniform(-20, 10)), 5), round(float(rng.uniform(10, 40)), 5)
-        rows.append([*place_and_time, wealth, COUNTRIES[country], 2009 + view % 8, urban, 0.5, 0.5, 25])
+        rows.append([*place_and_time, wealth, countries[country], 2009 + view % 8, urban, 0.5, 0.5, 25])
     header = ["lat", "lon", "wealthpooled", "country", "year", "urban", "nl_mean", "nl_center", "households"]
     write_table(place / "dhs_metadata.csv", header, rows)
     return place

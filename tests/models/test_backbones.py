@@ -18,7 +18,7 @@ from shoal.experiments.run import run, start_from
 from shoal.experiments.search import is_pretrained
 from shoal.models import FeatureModel, build, options_of
 from shoal.models.backbones import DEVIATION, MEAN, PUBLISHED, Backbone
-from shoal.models.weights import fitting, other_names, torchvision_name
+from shoal.models.weights import fitting
 
 pytestmark = pytest.mark.usefixtures("timm")
 SMALL = (3, 32, 32)

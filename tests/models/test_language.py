@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from shoal.data.hub import Source
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
@@ -22,9 +23,8 @@ from imitations.wilds_text import fake_amazon, fake_civilcomments, fake_tokenize
 from shoal import algorithms, models
 from shoal.data import DomainBatch, MetaBatchLoader, Task
 from shoal.data.batch import pool
-from shoal.data.hub import Source
 from shoal.data.sampler import DomainBatchSampler
-from shoal.data.sets import load
+from shoal.datasets import load
 from shoal.errors import InputError
 from shoal.models import FeatureModel, language
 from shoal.training.engine import Engine

@@ -8,7 +8,7 @@ from torch import nn
 
 from shoal import models
 from shoal.errors import InputError
-from shoal.models import mnist_cnn
+from shoal.models.small import mnist_cnn
 
 INPUTS: dict[str, list[tuple[int, ...]]] = {
     "sprite-cnn": [(3, 64, 64), (3, 32, 32), (1, 32, 32)],

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from shoal.data.batch import DomainData, TensorData, known_labels
 from shoal.data.domains import Domains
-from shoal.data.folders import VARIABLE
+from shoal.data.download import VARIABLE
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord

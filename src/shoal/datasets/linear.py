@@ -1,7 +1,8 @@
-"""The linear example: a feature that works well everywhere, and one a domain that is better, there only."""
+"""The linear example: a feature that works well everywhere, and one per domain that is better, there only."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Annotated
 
 import torch
@@ -9,11 +10,6 @@ import torch
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.settings import Range
-
-SUMMARY = (
-    "Four binary features: f1 predicts 93 % in every domain; f2, f3 and f4 predict 97 % in one domain each."
-)
-PAPER = "Shi et al., Gradient Matching for Domain Generalization, ICLR 2022, https://arxiv.org/abs/2104.09937"
 
 
 def load(*, per_domain: Annotated[int, Range(100, 10**7, multiple=100)] = 1000) -> DomainData:
@@ -42,3 +38,6 @@ def load(*, per_domain: Annotated[int, Range(100, 10**7, multiple=100)] = 1000) 
         input_shape=(4,),
         model="linear",
     )
+
+
+linear = SimpleNamespace(load=load)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
-from shoal.data.download import Download, Source
-from shoal.data.folders import SAY_WHERE, find_files
+from shoal.data.download import SAY_WHERE, Download, Source, find_files
 from shoal.data.splits import held_out_names, split
 from shoal.errors import InputError
 from shoal.files import lines_of, open_text
@@ -35,6 +34,15 @@ FILES = {
     "processed.switzerland.data": (4_109, "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314"),
     "processed.va.data": (6_737, "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f"),
 }
+
+
+def _find(folder: Path) -> Path | None:
+    for place in (folder / "heart_disease", folder):
+        if all((place / name).is_file() for name in FILES):
+            return place
+    return None
+
+
 DOWNLOAD = Download(
     home="heart_disease",
     sources=tuple(
@@ -47,7 +55,7 @@ DOWNLOAD = Download(
         )
         for name, (size, sha256) in FILES.items()
     ),
-    files=tuple(FILES),
+    find=_find,
 )
 
 COLUMNS = (

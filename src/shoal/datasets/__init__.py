@@ -1,7 +1,6 @@
-"""Datasets by name; each file of this folder is one, with ``SUMMARY``, ``PAPER`` and ``load(**options)``.
+"""Datasets by name: one file per family, published image folders in YAML.
 
-Published image datasets in folders are declared in YAML; see :mod:`shoal.data.image_sets`. How a package of
-your own adds a dataset: :mod:`shoal.registry`.
+How a package of your own adds a dataset: :mod:`shoal.registry`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.data.batch import DomainData
-from shoal.data.folders import needed
+from shoal.data.download import needed
 from shoal.data.own import domains_of, from_table
 from shoal.data.reading import need_column, read_table
 from shoal.data.splits import last_domain

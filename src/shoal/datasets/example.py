@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.data.images import need_pillow
-from shoal.data.sprites import LATENT_SIZES, SHAPES, render
+from shoal.datasets.cdsprites import LATENT_SIZES, SHAPES, render
 from shoal.errors import InputError
 from shoal.files import replacing
 from shoal.terminal import as_csv
