@@ -72,6 +72,7 @@ class FeatureExtractor:
         self._takes_input: bool | None = None
         self._recorded: Any = None
         self._handles: list[RemovableHandle] = []
+        self._attached = False  # what the compiler can read
         self.attach()
 
     @property
@@ -128,6 +129,7 @@ class FeatureExtractor:
         """Attaches the hooks again after :meth:`close`, or those of a copy, which starts detached."""
         if self._handles:
             return
+        self._attached = True
         if self.layer is None or self._takes_input is None:
             # The hooks of what torch.compile returns are not compiled, those of module.compile() are.
             in_place = self._root._compiled_call_impl is not None
@@ -144,7 +146,7 @@ class FeatureExtractor:
     def close(self) -> None:
         """Removes the hooks from the model."""
         _remove(self._handles)
-        self._recorded = None
+        self._attached, self._recorded = False, None
 
     def __enter__(self) -> FeatureExtractor:
         return self
@@ -152,30 +154,30 @@ class FeatureExtractor:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # A copy of the model has hooks of a copy of the extractor: without handles they do nothing.
+    # A copy of the model has hooks of a copy of the extractor, which is not attached: they do nothing.
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("_recorded", "_handles")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _recorded=None, _handles=[])
+        vars(self).update(state, _recorded=None, _handles=[], _attached=False)
 
     def _find_first(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._handles:
+        if self._attached:
             self.find(*args, **kwargs)
             if self.layer == "":  # the model is the layer, and its hooks are those from before
                 self._recorded = _first(args, kwargs)
 
     def _clear(self, module: nn.Module, args: Any) -> None:
-        if self._handles:
+        if self._attached:
             self._recorded = None
 
     def _record_input(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._handles:
+        if self._attached:
             self._recorded = _first(args, kwargs)
 
     def _record_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._handles:  # copied: what comes next may overwrite it, as nn.ReLU(inplace=True) does
+        if self._attached:  # copied: what comes next may overwrite it, as nn.ReLU(inplace=True) does
             self._recorded = [t.clone() for t in tensors_in([output])]
 
 
