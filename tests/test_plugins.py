@@ -56,9 +56,9 @@ def load(*, copies: int = 1):
     return linear.load(per_domain=100 * copies)
 '''
 MODEL = """
-from shoal.models import linear
+from shoal.models.small import linear
 def build(input_shape, classes):
-    return linear.build(input_shape, classes)
+    return linear(input_shape, classes)
 """
 FILES = {"methods.py": METHOD, "points.py": DATA, "net.py": MODEL, "broken.py": "import nothing_at_all\n"}
 ENTRIES = {

@@ -134,7 +134,7 @@ def fake_camelyon17(folder: Path, seed: int = 0, size: str = "small") -> Path:
 
 
 FMOW_CLASSES = ("airport", "crop_field", "golf_course", "port", "solar_farm", "zoo")
-FMOW_countries = {
+FMOW_COUNTRIES = {
     "Africa": ("KEN", "NGA"),
     "Americas": ("BRA", "USA"),
     "Asia": ("IND", "JPN"),
@@ -147,7 +147,7 @@ FMOW_countries = {
 def fake_fmow(folder: Path, seed: int = 0, size: str = "small") -> Path:
     """Sixteen years, six regions and six of the 62 classes; from 2013 on the tint tells nothing."""
     need_pillow()
-    rng, regions = np.random.default_rng(seed), tuple(FMOW_countries)
+    rng, regions = np.random.default_rng(seed), tuple(FMOW_COUNTRIES)
     place = new_folder(folder, "fmow", "1.1")
     (place / "images").mkdir()
     wanted, rows = _fmow_examples(times(size)), []
@@ -158,7 +158,7 @@ def fake_fmow(folder: Path, seed: int = 0, size: str = "small") -> Path:
         save(pixels, place / "images" / f"rgb_img_{row}.png")
         name = FMOW_CLASSES[label]
         time = f"{year}-{rng.integers(1, 13):02d}-{rng.integers(1, 29):02d}T{rng.integers(24):02d}:15:30Z"
-        file, country = f"{name}_{row}_0_rgb.jpg", str(rng.choice(FMOW_countries[region]))
+        file, country = f"{name}_{row}_0_rgb.jpg", str(rng.choice(FMOW_COUNTRIES[region]))
         what = [split, file, f"{split}/{name}/{file}", "", 32618, name, True, 224, 224]
         rows.append([*what, country, 0, time, 1.5, 2.5, region])
     header = (
@@ -166,7 +166,7 @@ def fake_fmow(folder: Path, seed: int = 0, size: str = "small") -> Path:
         *("img_width", "img_height", "country_code", "cloud_cover", "timestamp", "lat", "lon", "region"),
     )
     write_table(place / "rgb_metadata.csv", header, rows)
-    known = [(code, region) for region in regions[:-1] for code in FMOW_countries[region]]
+    known = [(code, region) for region in regions[:-1] for code in FMOW_COUNTRIES[region]]
     listed = [
         [code, code[:2], code, i, f"ISO 3166-2:{code[:2]}", region] for i, (code, region) in enumerate(known)
     ]
@@ -179,7 +179,7 @@ def _fmow_examples(more: int) -> list[tuple[str, int, str]]:
     """Split, year and region of each; some are in no split of WILDS: training ones of late years, and seq."""
     wanted = []
     for year in range(2002, 2018):
-        for region in FMOW_countries:
+        for region in FMOW_COUNTRIES:
             rare = region == "Other"
             if year < 2013:
                 wanted += [("train", year, region)] * ((1 if rare else 6) * more)
@@ -187,7 +187,7 @@ def _fmow_examples(more: int) -> list[tuple[str, int, str]]:
             else:
                 wanted += [("val" if year < 2016 else "test", year, region)] * ((1 if rare else 6) * more)
                 wanted += [("train", year, region)] if region == "Asia" else []
-    return wanted + [("seq", 2004 + i, tuple(FMOW_countries)[i % 5]) for i in range(10)]
+    return wanted + [("seq", 2004 + i, tuple(FMOW_COUNTRIES)[i % 5]) for i in range(10)]
 
 
 def fake_iwildcam(folder: Path, seed: int = 0, size: str = "small") -> Path:

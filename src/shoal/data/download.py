@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
+import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,7 +164,7 @@ def _unpack(path: Path, to: Path) -> None:
             shutil.unpack_archive(path, to, kind)
         else:
             shutil.unpack_archive(path, to, kind, filter="data")
-    except (shutil.ReadError, ValueError, EOFError) as error:
+    except (shutil.ReadError, tarfile.TarError, zlib.error, gzip.BadGzipFile, ValueError, EOFError) as error:
         raise InputError(
             f"{str(path)!r} cannot be unpacked ({error}); remove it to download it again."
         ) from error
@@ -252,7 +255,7 @@ class Resume:
             rest = response.headers.get("Content-Length")
             total = None if rest is None else done + int(rest)
             with self.part.open("ab" if done else "wb") as file:
-                for chunk in response.iter_content(2**20):
+                for chunk in response.iter_content(2**16):
                     done += file.write(chunk)
                     self.on_progress(self.part.stem, done, total)
         if total is not None and done < total:

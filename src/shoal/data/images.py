@@ -424,21 +424,20 @@ class ImageFiles(Examples):
 
         if (pixels := self.small.get(index)) is not None:
             return index, Image.fromarray(pixels)
-        why = "nor can any other of its domain and split"
+        problems: list[str] = []
         for i in self._candidates(index):
             try:
                 image = self.decoded(i, least)
             except Unreadable as error:
-                why = str(error)
-                if self.bad == "stop":
-                    break
-                if not self.known_bad[i]:
+                problems.append(str(error))
+                if self.bad == "skip" and not self.known_bad[i]:
                     self.known_bad[i] = 1
-                    warnings.warn(f"the image {self.path(i)!r} is skipped: {why}", stacklevel=2)
+                    warnings.warn(f"the image {self.path(i)!r} is skipped: {error}", stacklevel=2)
                 continue
             if i == index and image.width * image.height <= SMALL and len(self.small) < MOST_SMALL:
                 self.small[index] = np.asarray(image)
             return i, image
+        why = problems[0] if self.bad == "stop" else "nor can any other of its domain and split"
         raise InputError(
             f"the image {self.path(index)!r} cannot be read ({why}). Download it again, or skip "
             "unreadable images with bad='skip'; `shoal data check` lists them all."
@@ -478,12 +477,13 @@ def image_data(
 ) -> DomainData:
     """Image files as :class:`~shoal.data.DomainData`; ``options`` go to ``examples``."""
     made = examples(files, **options).in_splits(splits)
-    sample = np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64).tolist()
+    sample = map(made.path, np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64).tolist())
+    transparent = [p for p in sample if p.lower().endswith((".png", ".webp")) and header(p)[2]]
     notes = dict(notes or {})
-    if any(path.lower().endswith((".png", ".webp")) and header(path)[2] for path in map(made.path, sample)):
-        notes["images"] = "some have transparent pixels, which become white"
+    if transparent:
+        notes["images"] = "transparent pixels become white"
         warnings.warn(
-            f"images such as those in {files['path'].iloc[0]!r} have transparent pixels", stacklevel=2
+            f"images such as {transparent[0]!r} have transparent pixels, which become white.", stacklevel=2
         )
     return DomainData(
         examples=made,

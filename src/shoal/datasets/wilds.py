@@ -182,7 +182,7 @@ def coded(path: Path, column: pd.Series[Any], known: Sequence[Any]) -> NDArray[n
     codes = column.map({value: n for n, value in enumerate(known)})
     if codes.isna().any():
         some = ", ".join(map(str, known[:6])) + (", …" if len(known) > 6 else "")
-        wrong = column[codes.isna()].iloc[0]
+        wrong = column[codes.isna()].tolist()[0]
         raise InputError(f"{str(path)!r}: {column.name} is {wrong!r}; it must be one of {some}.")
     return codes.to_numpy(np.int64)
 

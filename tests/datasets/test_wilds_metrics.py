@@ -11,7 +11,7 @@ import torch
 
 import shoal
 from imitations import wilds as fake
-from shoal import datasets as sets
+from shoal import datasets
 from shoal.data.batch import DomainData
 from shoal.datasets.wilds import SPLITS
 from shoal.training import predictions
@@ -59,7 +59,7 @@ def guesses(data: DomainData, y: Any, seed: int) -> np.ndarray:
 def test_scores_of_random_predictions(name: str, folder: Path, wilds_package: Any, tmp_path: Path) -> None:
     """In every split; read from a file that is written as WILDS writes it, by the public function too."""
     pandas = pytest.importorskip("pandas")
-    data = sets.load(name, folder=str(folder))
+    data = datasets.load(name, folder=str(folder))
     assert set(SCORES[name]) <= set(data.measures)
     assert next(iter(SCORES[name])) == data.measures[0]
     published = theirs(wilds_package, name, folder)
@@ -91,7 +91,7 @@ def test_scores_of_random_predictions(name: str, folder: Path, wilds_package: An
 def test_no_example_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither images nor texts: labels and groups come from the tables."""
     for name in SCORES:
-        data = sets.load(name, folder=str(folder))
+        data = datasets.load(name, folder=str(folder))
 
         def refuse(self: Any, index: int) -> None:
             raise AssertionError("an example was read")
@@ -104,6 +104,6 @@ def test_no_example_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_worst_group_of_fmow_is_never_other(folder: Path) -> None:
-    data = sets.load("fmow", folder=str(folder))
+    data = datasets.load("fmow", folder=str(folder))
     assert data.uncounted == {"Other"}
     assert any("Other" in domains.names for domains in data.splits.values())
