@@ -180,14 +180,13 @@ def _check_images(
     tell: Callable[[str], None],
 ) -> DataReport:
     from shoal import datasets as sets
-    from shoal.data.images import domain_folders, inspect_files, missing_classes, read_folders
+    from shoal.data.images import inspect_files, missing_classes, read_folders
     from shoal.report.tables import Table
 
-    splits_are_domains = sets.check_options(IMAGE_FOLDER, options).get("splits_are_domains", False)
+    options = sets.check_options(IMAGE_FOLDER, options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="there is no image of class")  # it is in the report
-        own = {name: [name] for name in domain_folders(folder, splits_are_domains)} if layout is None else {}
-        place, domains = (folder, own) if layout is None else layout.find(folder)
+        place, domains = (folder, None) if layout is None else layout.find(folder)
         files = read_folders(place, domains)
     root = str(place)
     names = [os.path.relpath(path, root) for path in files["path"]]
