@@ -205,7 +205,7 @@ def measure(case: Case, way: str, tables: int, seed: int) -> dict[str, float]:
                 about.expected - truth - table[2],
                 about.average - truth - table[2],
                 low <= truth <= high,
-                about.new_domain is not None and about.new_domain[0] <= new <= about.new_domain[1],
+                math.nan if about.new_domain is None else about.new_domain[0] <= new <= about.new_domain[1],
                 other.low <= difference <= other.high,  # type: ignore[operator]
                 sum(len(r["domains"]["0"]["values"]) for r in rows[:-1]) / 100,
                 about.row is not None and bool(worse),
@@ -222,7 +222,10 @@ def show(title: str, cases: dict[str, Case], tables: int, ways: Iterable[str] = 
         for way in ways:
             found = measure(case, way, tables, number)
             signs = ["+.2f" if column.startswith("bias") else ".1f" for column in COLUMNS]
-            cells = [f"{value:{sign}}" for value, sign in zip(found.values(), signs, strict=True)]
+            cells = [
+                "–" if math.isnan(value) else f"{value:{sign}}"
+                for value, sign in zip(found.values(), signs, strict=True)
+            ]
             table.add(name, way, *cells)
     print(f"## {title}\n\n{table.markdown()}\n", flush=True)
 

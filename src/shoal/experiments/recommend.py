@@ -210,7 +210,8 @@ def choose(scores: Scores) -> tuple[int | None, NDArray[np.bool_]]:
     worth further seeds: those that no simpler one beats on average, and none by more than chance."""
     gap, se = scores.differences()
     beats = gap > scores.limit(scores.count) * se
-    behind: Array = ((gap > 0) & (scores.complexity[:, None] < scores.complexity)).any(0)
+    simpler = scores.complexity[:, None] < scores.complexity
+    behind = np.any((gap > 0) & simpler, axis=0)
     useful = scores.useful()
     possible = useful & ~beats.any(0) & ~behind
     order = [int(row) for row in scores.simplest_first() if useful[row]]

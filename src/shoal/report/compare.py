@@ -10,7 +10,6 @@ from typing import Any
 
 from shoal.errors import InputError
 from shoal.experiments.progress import duration
-from shoal.experiments.recommend import LEAST_DOMAINS
 from shoal.files import dump_json
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, clean, cut
@@ -127,7 +126,7 @@ def recommended(result: Result) -> list[str]:
         return f"{number(difference['mean'], metric, '+')}{points} (95 % interval {interval})"
 
     if about["state"] == "few":
-        least = f"at least {LEAST_DOMAINS} are needed"
+        least = "at least three, held out in three groups, are needed"
         first = f"No recommendation: {many(domains, 'held-out domain')}; {least}."
         return [first, clean(f"Start with {nearest}, the simplest algorithm.")]
     if about["state"] == "majority":
