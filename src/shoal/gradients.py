@@ -71,7 +71,11 @@ def _dense(g: Tensor | None, p: Tensor) -> Tensor:
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Compute the inner product a·b of two lists of tensors with the same shapes."""
+    """Compute the inner product a·b of two lists of tensors with the same shapes.
+
+    Args:
+        a, b: lists of tensors, such as gradients.
+    """
     _check([a, b])
     return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
@@ -83,6 +87,7 @@ def gip(gradients: Gradients, *, normalize: bool = False, softening: float = 0.0
     tensor(2.)
 
     Args:
+        gradients: a list of tensors for each domain.
         normalize: compute the mean cosine similarity instead; a zero gradient has cosine 0 with every other.
         softening: δ in ĝ = g/√(‖g‖² + δ²), if normalised.
     """
@@ -102,14 +107,22 @@ def _inverse_norm(g: Sequence[Tensor], softening: float) -> Tensor:
 
 
 def gram_matrix(gradients: Gradients) -> Tensor:
-    """Compute all inner products g_i·g_j, (S, S); the extra memory is S times the largest tensor."""
+    """Compute all inner products g_i·g_j, (S, S); the extra memory is S times the largest tensor.
+
+    Args:
+        gradients: a list of tensors for each domain.
+    """
     _check(gradients)
     rows = (torch.stack([g.reshape(-1) for g in same]) for same in zip(*gradients, strict=True))
     return torch.stack([r @ r.T for r in rows]).sum(0)
 
 
 def cosines(gram: Tensor) -> Tensor:
-    """Convert inner products (…, S, S) to cosines; a zero gradient has cosine 0 with every other."""
+    """Convert inner products (…, S, S) to cosines; a zero gradient has cosine 0 with every other.
+
+    Args:
+        gram: inner products, as from :func:`gram_matrix`.
+    """
     norm = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     factor = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1), 0)
     return gram * factor[..., :, None] * factor[..., None, :]
@@ -117,6 +130,9 @@ def cosines(gram: Tensor) -> Tensor:
 
 def cosine_matrix(gradients: Gradients) -> Tensor:
     """Compute the cosine similarities between all S gradients, (S, S).
+
+    Args:
+        gradients: a list of tensors for each domain.
 
     >>> cosine_matrix([[torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 2.0])]])
     tensor([[1., 0.],
@@ -126,7 +142,11 @@ def cosine_matrix(gradients: Gradients) -> Tensor:
 
 
 def mean_of_pairs(matrix: Tensor) -> Tensor:
-    """Compute the mean of the off-diagonal entries (…, S, S); of inner products, this is :func:`gip`."""
+    """Compute the mean of the off-diagonal entries (…, S, S); of inner products, this is :func:`gip`.
+
+    Args:
+        matrix: inner products or cosines.
+    """
     count = matrix.shape[-1]
     if matrix.ndim < 2 or count < 2 or matrix.shape[-2] != count:
         raise InputError(f"a matrix (…, S, S) of S ≥ 2 domains is needed, got shape {tuple(matrix.shape)}.")
@@ -140,6 +160,9 @@ def sign_agreement(gradients: Gradients) -> Tensor:
     Parameters whose gradient is zero in all domains, such as embeddings of words not in the batch, are not
     counted. For random signs the expectation is about √(2/(πS)), and 1/2 for S = 2, so compare only values
     with the same S.
+
+    Args:
+        gradients: a list of tensors for each domain.
 
     Reference: Parascandolo et al., Learning explanations that are hard to vary, 2021, whose AND-mask keeps
     the parameters where this is at least τ.
@@ -160,6 +183,9 @@ def pcgrad(gradients: Gradients) -> Gradient:
     component along g_j is removed:
 
         g_i ← g_i − min(0, g_i·g_j)/‖g_j‖² g_j
+
+    Args:
+        gradients: a list of tensors for each domain.
 
     >>> pcgrad([[torch.tensor([1.0, 0.0])], [torch.tensor([-1.0, 1.0])]])
     [tensor([0.2500, 0.7500])]
@@ -195,6 +221,7 @@ def and_mask(gradients: Gradients, tau: float = 1.0) -> Gradient:
     [tensor([4., 0.])]
 
     Args:
+        gradients: a list of tensors for each domain.
         tau: threshold τ: with 1 all signs must agree, with 0 everything is kept.
 
     Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
@@ -219,6 +246,7 @@ def sand_mask(gradients: Gradients, tau: float = 0.5, k: float = 10.0) -> Gradie
     [tensor([4., 0.])]
 
     Args:
+        gradients: a list of tensors for each domain.
         tau: threshold τ of the sign agreement.
         k: steepness of the mask.
 
@@ -525,8 +553,8 @@ def idgm_backward(
         normalize: match cosines instead of inner products, as the paper does in its experiments.
         trust: the largest norm of the matching term's gradient, relative to that of the mean gradient. Below
             1, every step descends on the mean loss; ``None`` sets no limit, as in the paper.
-        method: as in :func:`match`, and ``softening``, ``average`` and ``model`` likewise; ``model`` is
-            ``params`` by default, if that is a module.
+        method, softening, average: as in :func:`match`.
+        model: as in :func:`match`; by default ``params``, if that is a module.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """
@@ -548,7 +576,8 @@ def iga_backward(
         1/S Σ_i L_i + λ/S Σ_i ‖g_i − ḡ‖²,    λ = ``weight``
 
     Args:
-        weight: λ; the other arguments are those of :func:`idgm_backward`.
+        weight: λ.
+        losses, params, method, model, average: as in :func:`idgm_backward`.
 
     Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
     problem?, 2020.
@@ -577,7 +606,13 @@ def _match_backward(
 def curvature(
     losses: Sequence[Callable[[], Tensor]], params: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Gradient:
-    """Compute H v, with H the Hessian of the mean of the losses and one graph in memory at a time."""
+    """Compute H v, with H the Hessian of the mean of the losses and one graph in memory at a time.
+
+    Args:
+        losses: functions that compute the mean loss of each domain.
+        params: parameters to differentiate with respect to.
+        v: list with one tensor per parameter.
+    """
     total = [torch.zeros_like(p) for p in params]
     for loss in losses:
         with sdpa_kernel(SDPBackend.MATH):
@@ -588,7 +623,13 @@ def curvature(
 
 @contextmanager
 def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Tensor) -> Iterator[None]:
-    """Within the block, replace the parameters θ by θ + by · direction; restore them exactly afterwards."""
+    """Within the block, replace the parameters θ by θ + by · direction; restore them exactly afterwards.
+
+    Args:
+        params: parameters θ.
+        direction: list with one tensor per parameter.
+        by: step size.
+    """
     start = [p.detach().clone() for p in params]
     try:
         with torch.no_grad():

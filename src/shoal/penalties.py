@@ -114,6 +114,9 @@ def coral(features: Tensor, domain: Domain) -> Tensor:
 
     The mean over pairs of domains of ‖μ_i − μ_j‖²/d + ‖C_i − C_j‖²/d², with d features.
 
+    Args:
+        features, domain: the batch (see above).
+
     >>> coral(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([7, 5, 7, 5]))
     tensor(1.)
 
@@ -162,6 +165,9 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
     For two domains it is mean k(x, x') + mean k(y, y') − 2 mean k(x, y), with the kernel
     k(x, y) = Σ_γ exp(−γ‖x − y‖²) for γ = 0.001, 0.01, …, 1000.
 
+    Args:
+        features, domain: the batch (see above).
+
     >>> mmd(torch.tensor([[0.0], [100.0], [0.0], [100.0]]), torch.tensor([0, 0, 1, 1]))
     tensor(0.)
 
@@ -189,6 +195,7 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
     examples (those at even and at odd positions), so the penalty may be negative. One domain is enough.
 
     Args:
+        logits, y, domain: the batch (see above).
         loss: ``loss(logits, y)`` returns the mean over examples.
 
     >>> irm(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).item()
@@ -215,6 +222,9 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
 @_full_precision
 def vrex(losses: Tensor, domain: Domain) -> Tensor:
     """The variance of the domains' mean losses (V-REx): 1/S Σ_i (L_i − L̄)².
+
+    Args:
+        losses, domain: the batch (see above).
 
     >>> vrex(torch.tensor([1.0, 3.0, 4.0, 4.0]), torch.tensor([0, 0, 1, 1]))
     tensor(1.)
@@ -297,7 +307,7 @@ def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
     loss over all domains.
 
     Args:
-        domain: (B,), the domain index of each example, from 0, or :class:`Blocks`.
+        losses, domain: the batch (see above); domain indices are from 0.
         weights: the state, on the same device; each call updates it.
 
     >>> group_dro(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), GroupWeights(2, step_size=0.0))
@@ -329,6 +339,7 @@ def quantile_risk(losses: Tensor, domain: Domain, quantile: float = 0.75) -> Ten
     its loss, that of equal losses their mean.
 
     Args:
+        losses, domain: the batch (see above).
         quantile: α: the share of domains, like those of the batch, whose loss is to be below the result.
 
     >>> quantile_risk(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 2]), quantile=0.5)
@@ -431,7 +442,7 @@ def fishr(
     Args:
         logits: (B, …), the output of the last layer, which must be linear.
         features: (B, …), the input of the last layer, flattened to (B, d).
-        domain: (B,), the domain index of each example, or :class:`Blocks`; with ``variances``, from 0.
+        y, domain: the targets and domain indices; these are from 0 with ``variances``.
         loss: ``loss(logits, y)`` returns the mean over examples.
         variances: the state; without it, only this batch is used.
         bias: whether the last layer has a bias; ignored if ``variances`` is passed, which has its own.
@@ -613,6 +624,7 @@ def mixup(
     Args:
         x: (B, …), or a nested list, tuple or dict of such tensors; features if inputs cannot be mixed. uint8
             images stay uint8.
+        y, domain: the targets and domain indices.
         alpha: α; the smaller, the less is mixed.
         shares: the λ of each pair, (S,), instead of random ones.
 
