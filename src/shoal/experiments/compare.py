@@ -515,6 +515,7 @@ def results(
     _rank(rows, lower)
     done = {r.config.identity: r for r in records if r.status != "failed"}
     missing = sum(c.identity not in done for c in configs)
+    found = None if missing else recommendation(rows, lower)
     return {
         "dataset": configs[0].dataset,
         "metric": metric,
@@ -539,7 +540,7 @@ def results(
         "failed": {c.name: errors[c.identity] for c in configs if c.identity in errors},
         "undefined": undefined,
         "units": next((note for r in done.values() if (note := r.notes.get("units"))), None),
-        "recommendation": None if missing else recommendation(rows, lower),
+        "recommendation": found.to_dict() if found else None,
         "rows": rows,
         "trials": cases,
     }
