@@ -42,8 +42,8 @@ COLUMNS = 256
 """Inputs with more features are tested as a whole and not per column."""
 WORDS, SIDE = 256, 8
 """Counted remainders of tokens; side of images after pooling."""
-REPEATS, ROUNDS = 10, 50
-"""Times that random groups are held out instead of the domains; rounds of boosting."""
+REPEATS = 10
+"""Times that random groups are held out instead of the domains."""
 SURE = 2.6
 """Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
 
@@ -344,7 +344,8 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
         return _scores(tests.cross_fitted(model, x, targets, folds), targets)
 
     random = permuted(rows.domains, rows.units, (seed, 5))[1 : 1 + REPEATS]
-    models = {"a linear model": tests.linear_model(targets), "gradient boosting": _boosting(targets, seed)}
+    models = {"a linear model": tests.linear_model(targets)}
+    models |= {"gradient boosting": tests.boosting(targets, seed)}
     first = {name: scores(model, random[0]) for name, model in models.items()}
     best = max(first, key=lambda name: float(first[name].mean()))
     constant = _scores(np.broadcast_to(targets.mean(0), targets.shape), targets)
@@ -371,16 +372,11 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
             "held_out": float(without[own[d] > 0].mean()),
         }
         found.append({"name": name, **scored, **_interval(gaps[d], entity[d], by_chance[:, d])})
-    average = {what: float(np.mean([gap[what] for gap in found])) for what in ("in_domain", "held_out")}
+    average: dict[str, Any] = {
+        what: float(np.mean([gap[what] for gap in found])) for what in ("in_domain", "held_out")
+    }
     average |= _interval(gaps.mean(), math.hypot(*entity) / count, by_chance.mean(1))
     return {"model": {**about, "learned": True}, "gaps": found, "average": {"name": "average", **average}}
-
-
-def _boosting(targets: Array, seed: int) -> Any:
-    from lightgbm import LGBMClassifier, LGBMRegressor
-
-    kind = LGBMClassifier if targets.shape[1] > 1 else LGBMRegressor
-    return kind(n_estimators=ROUNDS, num_leaves=15, random_state=seed % 2**31, n_jobs=1, verbose=-1)
 
 
 def _scores(guess: Array, targets: Array) -> Array:

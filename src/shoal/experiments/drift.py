@@ -8,6 +8,7 @@ of tests) and by enough to matter. Where rows belong to entities, all rows of on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -98,12 +99,13 @@ def column_drift(
     found = []
     for name, now in new.items():
         if (then := training.get(name)) is not None:
-            independent = (entities or now["rows"]) / now["rows"]
-            about = {
-                "new_categories": dict(unseen.get(name, {})),
-                "unparsed": sum(unparsed.get(name, {}).values()),
-            }
-            found.append(replace(_compare(name, then, now, independent), **about))
+            found.append(
+                replace(
+                    _compare(name, then, now, (entities or now["rows"]) / now["rows"]),
+                    new_categories=dict(Counter(unseen.get(name, {})).most_common(10)),
+                    unparsed=sum(unparsed.get(name, {}).values()),
+                )
+            )
     level = LEVEL / max(1, sum((one.p is not None) + 1 for one in found))
 
     def flagged(one: ColumnDrift) -> ColumnDrift:
@@ -135,7 +137,11 @@ def _compare(name: str, then: Summary, now: Summary, independent: float) -> Colu
         p = _same_shares(shares * counts[:, None] * independent)
         distance = float(np.abs(shares[1] - shares[0]).sum() / 2)
         return replace(
-            found, psi=stability(*shares, counts), distance=distance, p=p, new=float(shares[1, -1])
+            found,
+            psi=stability(shares[0], shares[1], counts),
+            distance=distance,
+            p=p,
+            new=float(shares[1, -1]),
         )
     return found
 
@@ -158,7 +164,7 @@ def _numbers(then: Summary, now: Summary, counts: Array, independent: float) -> 
         return text if known else f"{text}, outside the training range"
 
     return {
-        "psi": stability(*shares, counts),
+        "psi": stability(shares[0], shares[1], counts),
         "distance": distance,
         "p": float(kolmogorov((size + 0.12 + 0.11 / size) * distance)),  # too large where values are tied
         "median": tuple(shown(float(q[len(q) // 2])) for q in quantiles),

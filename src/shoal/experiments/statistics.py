@@ -182,6 +182,10 @@ def estimate(
     return Estimate(value, float(back(to(value) - reach)), float(back(to(value) + reach)))
 
 
+def _share(happened: Array, codes: Array) -> Estimate:
+    return estimate(lambda rows: float(happened[rows].mean()), codes, "share")
+
+
 def wilson(share: float, count: float) -> Estimate:
     """A share of ``count`` independent rows with Wilson's interval, which has a width also at 0 and 1."""
     square = Z**2 / count
@@ -222,7 +226,7 @@ def classification(
         return estimate(known, codes, "share", fewest)
 
     return {
-        "accuracy": estimate(lambda rows: right[rows].mean(), codes, "share"),
+        "accuracy": _share(right, codes),
         "balanced accuracy": share(lambda rows: np.mean([right[rows][y[rows] == c].mean() for c in present])),
         "AUC": share(lambda rows: roc_auc_score(truth[rows], score[rows]), 2),
         "average precision": share(lambda rows: average_precision_score(truth[rows], score[rows]), 2),
@@ -274,10 +278,9 @@ def calibration(
     simulated = [error(rng.random(entities)[codes] < stated) for _ in range(SIMULATED)]
     bins = []
     for number in np.unique(place).tolist():
-        own = place == number
-        values = happened[own]
-        share = estimate(lambda rows, v=values: v[rows].mean(), codes_of(codes[own], len(values)), "share")
-        ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": int(own.sum())}
+        own = np.flatnonzero(place == number)
+        share = _share(happened[own], codes_of(codes[own], len(own)))
+        ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": len(own)}
         mean = {"predicted": float(stated[own].mean()), "observed": share.value}
         bins.append({**ends, **mean, "low": share.low, "high": share.high})
     chance = float(np.quantile(simulated, 0.95, method="higher"))
