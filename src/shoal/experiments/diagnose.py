@@ -25,7 +25,7 @@ from torch import Tensor
 
 from shoal.data.batch import DomainData, Examples, batch_of, tensors_in
 from shoal.data.loader import seeded
-from shoal.data.splits import _in_smallest_domain
+from shoal.data.splits import assigning_entries
 from shoal.data.table import Category, Preprocessing
 from shoal.errors import InputError
 from shoal.experiments import shift_tests as tests
@@ -124,7 +124,7 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
         raise InputError(f"there is one domain, {every.names[0]!r}; at least two are required.")
     distinct = every.examples()
     overlapping = len(every.indices) - len(distinct)
-    own = every.filter(_in_smallest_domain(every, distinct)) if overlapping else every
+    own = every.filter(assigning_entries(every)) if overlapping else every
     large = np.flatnonzero(own.sizes >= LEAST)
     if len(large) < 2:
         raise InputError(
