@@ -82,7 +82,7 @@ def test_a_run_whose_worker_is_killed_resumes(store: Store) -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    outcome = execute(wanted, store, engine="ray", how={"checkpoint_every": 50})
+    outcome = execute(wanted, store, engine="ray", options={"checkpoint_every": 50})
     over.set()
     killer.join()
     assert [numbers(r) for r in outcome.records] == alone(wanted)

@@ -106,6 +106,13 @@ def labels_alone(data: DomainData) -> DomainData | None:
     return replace(data, examples=TensorData(torch.zeros(len(y), 1), y), input_shape=(1,))
 
 
+def possible(data: DomainData, own: bool) -> tuple[str, ...]:
+    """The baselines of a comparison on these data; ``own``: a file or folder of the user's."""
+    if applies(data):
+        return names(data.classes)
+    return (MAJORITY,) if own and labels_alone(data) is not None else ()
+
+
 def is_one(config: RunConfig) -> bool:
     return config.algorithm in SPACES
 
@@ -143,7 +150,7 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
             rule=f"{record.rule}, refitted with the validation data",
             seconds=round(record.seconds + last.seconds, 3),
         )
-    written: dict[str, Any] = {"run": config.to_dict(), "how": {}, **surroundings(processes.device)}
+    written: dict[str, Any] = {"run": config.to_dict(), "options": {}, **surroundings(processes.device)}
     with Journal(folder, processes, config=written) as journal:
         journal.begin(written)
         journal.restore()
