@@ -68,7 +68,7 @@ def test_the_same_as_scikit_learn_by_hand(options: dict[str, Any]) -> None:
 def test_the_trees_are_those_of_validation(options: dict[str, Any]) -> None:
     record = baselines.run(plan(options)[2])
     steps = [point["step"] for point in record.history]
-    assert steps == list(range(baselines.LOOK, baselines.TREES + 1, baselines.LOOK))
+    assert steps == list(range(baselines.EVALUATED, baselines.TREES + 1, baselines.EVALUATED))
     held = [point["scores"]["validation"]["domains"].values() for point in record.history]
     assert record.selected == int(np.argmax([sum(each) for each in held]))
 
@@ -201,13 +201,6 @@ def test_classes_without_training_rows(
         np.testing.assert_allclose(shares[0, list(present)], 1 / len(present), atol=0.02)
     if len(present) == 2:
         assert model.export("m.onnx").difference < 1e-6
-
-
-def test_large_tables_get_fewer_rounds(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baselines, "CELLS", 70 * 5100 * 3)
-    record = shoal.train("gradient-boosting", **table, **of("ill")).record
-    assert [point["step"] for point in record.history[:-1]] == [20, 40, 60]
-    assert record.notes["boosting"] == "60 rounds instead of 200, for a table of this size"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from test_execute import TWO, Store, configs, execute
-execute(configs(3, 1500), Store(sys.argv[1]), options={"checkpoint_every": 50}, **TWO)
+execute(configs(3, 600), Store(sys.argv[1]), options={"checkpoint_every": 20}, **TWO)
 """
 
 
@@ -204,7 +204,7 @@ execute(configs(3, 1500), Store(sys.argv[1]), options={"checkpoint_every": 50}, 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
     """A script without a guard for its main module, as users write them."""
-    script, wanted, store = tmp_path / "driver.py", configs(3, 1500), Store(tmp_path / "runs")
+    script, wanted, store = tmp_path / "driver.py", configs(3, 600), Store(tmp_path / "runs")
     script.write_text(DRIVER)
     command = [sys.executable, str(script), str(store.folder), str(Path(__file__).parent)]
     driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)

@@ -175,7 +175,7 @@ def sweep(
         print(message, file=sys.stderr)
     if outcome.failed and not outcome.records:
         raise ChildProcessError(f"every run failed, such as: {next(iter(outcome.failed.values()))}")
-    results = {rule: sweep_results(configs, outcome.records, rule) for rule in rules}
+    results: dict[str, Any] = {rule: sweep_results(configs, outcome.records, rule) for rule in rules}
     result = Sweep(results, outcome.records, Path(out), outcome.failed)
     result.save(out)
     return result

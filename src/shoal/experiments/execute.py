@@ -120,7 +120,7 @@ def execute(
                         ended(config, [])
                 else:
                     shared = Store(store.folder.absolute(), weights=store.weights)
-                    make_pool = LocalPool if count else _ray_pool
+                    make_pool: Any = LocalPool if count else _ray_pool
                     pool = make_pool(shared, device, count or jobs, options or {})
                     _run(pool, waiting, may_start, store, signals, ended)
                 if signals.asked and waiting:

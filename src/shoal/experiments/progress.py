@@ -133,8 +133,6 @@ class Runs:
             if (config := left.get(path.stem)) is not None:
                 with contextlib.suppress(OSError, ValueError):  # it has just ended, or is being written
                     fractions[path.stem] = min(int(path.read_text()) / config.steps, 1.0)
-        if self.started is None and fractions:
-            self.started = now
         active, steps = dict[str, list[float]](), list[tuple[RunConfig, float]]()
         for name, fraction in fractions.items():
             if not fraction and self.store.workplace(left[name]).is_dir():
@@ -143,6 +141,8 @@ class Runs:
             steps.append((left[name], (fraction - before) * left[name].steps))
             if fraction > before and now > start:
                 active.setdefault(left[name].algorithm, []).append((now - start) / steps[-1][1])
+        if self.started is None and steps:
+            self.started = now
         paces = {**active, **self.paces}
         every = [pace for own in paces.values() for pace in own]
 

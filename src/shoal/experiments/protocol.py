@@ -151,7 +151,7 @@ def plan(
     configs = []
     for dataset, options in datasets.items():
         data = sets.load(dataset, **options)
-        names, order = all_domains(data).names, getattr(modules[dataset], "DOMAINS", ())
+        names, order = list(all_domains(data).names), getattr(modules[dataset], "DOMAINS", ())
         if len(names) < 2:
             raise InputError(f"dataset {dataset!r} has one domain, {names[0]!r}; none is left to train on.")
         names = sorted(names, key=lambda n: order.index(n) if n in order else len(order))
@@ -188,7 +188,8 @@ def _config(
     cls, options = algorithm_class(name), models.options_of(base.model or model)
     own = cls.domainbed(sample(search_space(cls, spaces.size), seed, trial))
     of_model = {k: v for k, v in sample(spaces.model, seed, trial).items() if k in options}
-    of_optimizer = sample(spaces.optimizer, seed, trial) | (own.optimizer if base.optimizer == "adam" else {})
+    of_optimizer = sample(spaces.optimizer, seed, trial)
+    of_optimizer |= own.optimizer if base.optimizer == "adam" else {}
     lr = of_optimizer.pop("lr")
     return replace(
         base,
