@@ -91,7 +91,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert (report.path, report.runs, report.notes) == (tmp_path / "report.html", 30, ())
     assert report.path.read_text(encoding="utf-8") == report.html
     found = Page(report.html)
-    assert found.shows("Report on my table.csv", "Use coral", "coral − fish", "+2.0 (+2.0", "best average")
+    assert found.shows("Report on my table.csv", "Use coral", "Expect accuracy", "coral − fish", "+2.0")
     assert found.shows("average accuracy", "worst domain", "coral recommended", "erm baseline")
     assert found.shows("Differences to coral", "By domain", "Protocol", "Not compared: irm (needs classes)")
     assert found.shows("Learning curves", "All runs", "30 runs")

@@ -8,26 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_compare_rule import result
 
 from shoal.api.source import find_source
 from shoal.data import sets
 from shoal.errors import InputError
 from shoal.experiments.diagnose import columns_of
 from shoal.report import charts
-from shoal.report import compare as each
 
 Captured = pytest.CaptureFixture[str]
-
-
-def test_equal_averages_are_equal_in_whatever_order_they_were_added() -> None:
-    scores = {"groupdro": [0.8625, 0.9, 0.8625, 0.8625], "erm": [0.8625, 0.9125, 0.8375, 0.875]}
-    scores |= {"logistic-regression": [0.8875, 0.9, 0.875, 0.825], "fish": [0.8, 0.8, 0.81, 0.8]}
-    found = result({name: [[v] for v in values] for name, values in scores.items()})
-    assert [row["rank"] for row in found["rows"]] == [1, 1, 1, 4]
-    about = found["recommendation"]
-    assert about["take"] == about["best"] == "logistic-regression"
-    assert "-0.0" not in each.text(found)
 
 
 def test_one_far_off_row_leaves_the_others_their_scale() -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from shoal.experiments.compare import Layout, LeaveDomainsOut
     from shoal.experiments.config import RunConfig
+    from shoal.experiments.recommend import Recommendation
     from shoal.experiments.record import RunRecord
     from shoal.experiments.store import Store
 
@@ -51,7 +52,7 @@ HOME = "shoal-compare"
 class Comparison(Result):
     """The result of :func:`compare`; ``print`` shows it.
 
-    ``recommendation["take"]`` is the recommended algorithm.
+    ``recommendation.row`` is the recommended algorithm.
 
     Attributes:
         result: rows, cases and everything else as plain data.
@@ -66,9 +67,12 @@ class Comparison(Result):
     text: str
 
     @property
-    def recommendation(self) -> dict[str, Any] | None:
-        """The recommendation, see :func:`shoal.experiments.recommend.recommendation`."""
-        return self.result.get("recommendation")
+    def recommendation(self) -> Recommendation | None:
+        """The recommendation, ``None`` while runs are missing."""
+        from shoal.experiments.recommend import Recommendation
+
+        about = self.result.get("recommendation")
+        return about and Recommendation.from_dict(about)
 
     @property
     def failed(self) -> dict[str, str]:
@@ -161,8 +165,8 @@ def compare(
     Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every
     algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed,
     the trial with the best validation score on the training domains is selected. On tabular data, gradient
-    boosting and a linear model are included under the same protocol. The simplest algorithm within one
-    standard error of the best is recommended. Finished runs are saved in ``out``; the same call runs only
+    boosting and a linear model are included under the same protocol. The simplest algorithm is recommended
+    that no other beats by more than chance. Finished runs are saved in ``out``; the same call runs only
     those that are missing.
 
     Args:
@@ -392,10 +396,10 @@ def _commands(source: Source, configs: Sequence[RunConfig], result: Mapping[str,
     """Commands that train the recommended row on every domain, then predict, score and export."""
     from shoal.experiments.compare import selected_trial
 
-    about = result["recommendation"] or {}
-    if not source.own or not about.get("majority", {"better": True})["better"]:
+    about = result["recommendation"]
+    if not source.own or not about or about["state"] == "majority":
         return ""
-    name = str(about.get("take") or about.get("begin"))
+    name = about["nearest"]
     if (selected := selected_trial(configs, result["cases"], name)) is None:
         return ""
     config, times, cases = selected

@@ -322,6 +322,7 @@ def results(
             row["over_domains"] = None if row is first else over_domains(row, first)
     runs, folds = cases.drop_duplicates(["algorithm", "fold", "seed"]), cases["fold"].nunique()
     missing = sum(config.identity not in done for config in configs)
+    found = None if missing else recommendation(rows, lower)
     return selection.summary_of(cases) | {
         "dataset": configs[0].dataset,
         "metric": metric,
@@ -343,7 +344,7 @@ def results(
         "failed": {c.name: failed[c.identity] for c in configs if c.identity in failed},
         "undefined": selection.undefined(cases),
         "units": next((note for r in done.values() if (note := r.notes.get("units"))), None),
-        "recommendation": None if missing else recommendation(rows, lower),
+        "recommendation": found.to_dict() if found else None,
         "rows": rows,
     }
 

@@ -27,6 +27,7 @@ import pandas
 
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
+from shoal.experiments.recommend import rounded
 from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.statistics import summarize
 from shoal.training.metrics import METRICS
@@ -115,11 +116,6 @@ def _worst(domains: Mapping[str, Any], lower: bool) -> dict[str, Any] | None:
         return None
     name = (max if lower else min)(domains, key=lambda name: domains[name]["mean"])
     return {"domain": name, **domains[name]}
-
-
-def rounded(value: float) -> float:
-    """To twelve digits: averages of the same scores are equal, whatever the order of the sum."""
-    return float(f"{value:.12g}")
 
 
 def _rank(rows: list[dict[str, Any]], lower: bool) -> None:

@@ -83,7 +83,7 @@ class Interval(NamedTuple):
     se: float | None
 
 
-def t_limit(level: float, dof: int) -> float:
+def t_limit(level: float, dof: float) -> float:
     """The limit that |t| stays below with probability ``level``, for Student's t.
 
     >>> round(t_limit(0.95, 4), 3)

@@ -42,9 +42,10 @@ def comparison_page(
         result["metric"],
     )
     about = result.get("recommendation") or {}
-    better = about.get("majority", {"better": True})["better"]
-    take, other = about.get("take"), about.get("reference") if better else "majority"
-    first = take or about.get("begin") or result["baseline"] or next(iter(rows))
+    better = about.get("row") is not None
+    take, versus = about.get("nearest"), about.get("alternative" if better else "majority")
+    other = versus and versus["to"]
+    first = take or result["baseline"] or next(iter(rows))
     decision = charts.difference(result, take, other) if take and other else None
     found = {row: charts.difference(result, row, first) for row in rows if row != first}
     pairs = {row: pair for row, pair in found.items() if pair}
