@@ -26,7 +26,7 @@ from torch import Tensor
 from shoal.data.batch import DomainData, Examples, InMemory, collate_of, tensors_in
 from shoal.data.loader import seeded, to_device
 from shoal.data.sampler import key, permute
-from shoal.data.splits import _in_smallest_domain
+from shoal.data.splits import assigning_entries
 from shoal.data.table import Category, Preprocessing
 from shoal.errors import InputError
 from shoal.experiments import statistics
@@ -138,7 +138,7 @@ def draw(data: DomainData, seed: int, examples: int, most: int, report: Progress
         raise InputError(f"there is one domain, {every.names[0]!r}; at least two are required.")
     distinct = every.examples()
     overlapping = len(every.indices) - len(distinct)
-    own = every.filter(_in_smallest_domain(every, distinct)) if overlapping else every
+    own = every.filter(assigning_entries(every)) if overlapping else every
     large = np.flatnonzero(own.sizes >= LEAST)
     if len(large) < 2:
         raise InputError(
