@@ -123,14 +123,13 @@ def test_missing_failed_and_diverged_runs_and_damaged_files(tmp_path: Path) -> N
 def test_a_sweep(tmp_path: Path) -> None:
     records = []
     for record in several(("erm", "fish"), "ab"):
-        out, fields = record.config.data_options["held_out"], selection.Key._fields
-        protocol = {"held_out": [out], fields[3]: record.config.seed}
+        protocol = {"held_out": [record.config.held_out], "seed": record.config.seed}
         config = replace(record.config, data_options={}, protocol=protocol)
         records.append(replace(record, config=config, history=tuple(map(in_and_out, record.history))))
     for record in records:
         Store(tmp_path / "runs").save(record)
-    planned = selection.sweep([r.config for r in records], records)
-    results = {rule: [selection.results(planned, "digits", rule)] for rule in ("training", "oracle")}
+    configs = [record.config for record in records]
+    results = {rule: selection.sweep_results(configs, records, rule) for rule in ("training", "oracle")}
     (tmp_path / "sweep.json").write_text(json.dumps(results))
     report = shoal.report(tmp_path, tmp_path / "page.html", title="Ours")
     assert report.runs == 8

@@ -296,4 +296,4 @@ def test_the_worst_domain_and_other_metrics() -> None:
     assert result({"erm": [[0.1], [0.5], [0.2]]}, "mse")["rows"][0]["worst"]["mean"] == 0.5
     found = result({"erm": [[0.5]] * 3, "fish": [[0.6]] * 3}, AUC=[0.7, None, 0.9])
     assert found["undefined"] == {"AUC": ["d01"]}
-    assert [row["also"]["AUC"]["mean"] for row in found["rows"]] == pytest.approx([0.8, 0.8])
+    assert [row["metrics"]["AUC"]["mean"] for row in found["rows"]] == pytest.approx([0.8, 0.8])

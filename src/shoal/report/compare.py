@@ -45,8 +45,7 @@ def cell(values: Mapping[str, Any] | None, error: str = "sd", sign: str = "") ->
     """Mean ± deviation over seeds, with their number if some have no score; else why there is none."""
     if values is None or values["mean"] is None:
         values = values or {}
-        states = [name for name, count in values.get("trials", {}).items() if count]
-        return next((state for state in STATES if state in (*states, *values.get("status", ()))), "–")
+        return next((state for state in STATES if state in values.get("status", ())), "–")
     known, every = sum(v is not None for v in values["values"]), len(values["values"])
     text = number(values["mean"], values["metric"], sign, values[error])
     return text if known == every else f"{text} ({known} of {every})"
@@ -87,9 +86,9 @@ def _line(
         worst = row["worst"] and f"{number(row['worst']['mean'], metric)} "
         worst = worst and f"{worst}({written(clean(row['worst']['domain']))})"
         line += [(f"average {of}", cell(row["average"])), ("worst domain", worst or "–")]
-    every = [(name, v["mean"]) for other in result["rows"] for name, v in other["also"].items()]
+    every = [(name, v["mean"]) for other in result["rows"] for name, v in other["metrics"].items()]
     also = dict.fromkeys(name for name, mean in every if mean is not None)
-    line += [(f"average {name}" if several else name, cell(row["also"].get(name))) for name in also]
+    line += [(f"average {name}" if several else name, cell(row["metrics"].get(name))) for name in also]
     if baseline:
         same = row["algorithm"] == baseline
         line.append((f"difference to {baseline}", "–" if same else cell(row["difference"], sign="+")))
@@ -179,7 +178,7 @@ def protocol(result: Result) -> list[str]:
     trials = (
         f"the defaults and {many(search - 1, 'trial')} of random search" if search > 1 else "the defaults"
     )
-    folds, fits = result.get("folds"), result.get("fits", 0)
+    folds, fits = result.get("folds"), result.get("baseline_fits", 0)
     runs = f"{result['runs'] - result['runs_missing'] - fits:,} runs of {result['steps']:,} steps"
     on = f" on {', '.join(result['devices'])}" if result["devices"] else ""
     baselines = f", and {many(fits, 'fit')} of baselines" if fits else ""
@@ -212,7 +211,7 @@ def notes(result: Result) -> list[str]:
         lines.append(f"Diverged runs, which were not selected: {', '.join(diverged)}.")
     for metric, names in result.get("undefined", {}).items():
         lines.append(f"{metric} is undefined in {listed(names)}; its average is over the other domains.")
-    if lost := dict.fromkeys(t["held_out"] for t in result["trials"] if t["status"] == "undefined"):
+    if lost := dict.fromkeys(t["held_out"] for t in result["cases"] if t["status"] == "undefined"):
         lines.append(
             f"The metric is undefined in some cases with these domains held out: {listed(list(lost))}."
         )
@@ -248,18 +247,19 @@ def markdown(result: Result) -> str:
     return "\n".join([title, "", *first, "", table(result, html.escape).markdown(), "", *rest, ""])
 
 
-COLUMNS = ("algorithm", "held_out", "seed", "status", "metric", "test", "validation", "chosen", "lr", "step")
+COLUMNS = ("algorithm", "held_out", "seed", "status", "metric", "score", "selection_score", "trial")
 
 
 def as_csv(result: Result) -> str:
     """A line for every algorithm, held-out domain and seed, with the selected settings as JSON."""
-    lines: list[list[Any]] = [[*COLUMNS, "average", "worst", "worst_domain", "settings"]]
+    lines: list[list[Any]] = [[*COLUMNS, "lr", "step", "average", "worst", "worst_domain", "settings"]]
     rows = {row["algorithm"]: row for row in result["rows"]}
-    for trial in result["trials"]:
+    for trial in result["cases"]:
         row, settings = rows[trial["algorithm"]], trial.get("settings")
         worst = row["worst"] or {}
         whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
-        lines.append([*map(trial.get, COLUMNS), *whole, "" if settings is None else json.dumps(settings)])
+        cells = [*map(trial.get, (*COLUMNS, "lr", "step")), *whole]
+        lines.append([*cells, "" if settings is None else json.dumps(settings)])
     return rows_as_csv(lines)
 
 
