@@ -69,7 +69,7 @@ def comparison_page(
         },
         "protocol": compare.protocol(result),
     }
-    decision = versus and over_domains(rows[first], rows[versus["to"]])
+    decision = over_domains(rows[first], rows[versus["to"]]) if versus else None
     if decision and decision["low"] is not None:
         parts["decision"] = charts.differences({f"{first} − {versus['to']}": decision}, metric)
         side = "left" if result["lower_is_better"] else "right"
