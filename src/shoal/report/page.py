@@ -13,7 +13,6 @@ from typing import Any
 
 import shoal
 from shoal.experiments.progress import duration
-from shoal.experiments.recommend import over_domains
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import summarize
 from shoal.report import charts, compare, diagnose, runs
@@ -36,6 +35,8 @@ def comparison_page(
 
     ``columns`` is the report on the columns of a table, and ``notes`` names files that could not be read.
     """
+    from shoal.experiments.recommend import over_domains
+
     rows, held_out = {row["algorithm"]: row for row in result["rows"]}, result["held_out"]
     metric, about = result["metric"], result.get("recommendation") or {}
     take, recommended = about.get("nearest"), about.get("row") is not None
@@ -69,9 +70,9 @@ def comparison_page(
         },
         "protocol": compare.protocol(result),
     }
-    decision = over_domains(rows[first], rows[versus["to"]]) if versus else None
-    if decision and decision["low"] is not None:
-        parts["decision"] = charts.differences({f"{first} − {versus['to']}": decision}, metric)
+    pair = over_domains(rows[first], rows[versus["to"]]) if versus else None
+    if versus and pair and pair["low"] is not None:
+        parts["decision"] = charts.differences({f"{first} − {versus['to']}": pair}, metric)
         side = "left" if result["lower_is_better"] else "right"
         parts["better"] = f"To the {side} of zero {first} is better."
     title = title or f"Report on {result.get('title') or result['dataset']}"
