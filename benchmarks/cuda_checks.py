@@ -247,7 +247,7 @@ def side_by_side() -> None:
     for together in (1, 10):
         with tempfile.TemporaryDirectory() as folder:
             began, how = time.monotonic(), {"deterministic": True}
-            found.append(execute(runs, Store(Path(folder)), jobs=together, how=how).records)
+            found.append(execute(runs, Store(Path(folder)), jobs=together, options=how).records)
             print(f"  {together} at a time: {time.monotonic() - began:.1f} s", flush=True)
     for alone, beside in zip(*found, strict=True):
         report(f"{alone.config.name}, seed {alone.config.seed}", alone.history == beside.history)

@@ -296,35 +296,19 @@ def photographs(folder: Path, count: int) -> None:
         Image.fromarray(total.astype(np.uint8)).save(place / f"{n}.jpg", quality=90)
 
 
-def recolouring(given: Any) -> tuple[str, ...]:
-    """What the changes of colour cost on the device, for the images of a step."""
-    from shoal.data.augment import Augment, recolour_batch
-
-    bench, augment = Bench("", 32 if given.tiny else 224, given), Augment()
-    pixels = bench.images(S * bench.batch)[0].to(given.device)
-    changes = [augment.changes(augment.draw()) for _ in range(len(pixels))]
-    on_device = torch.tensor(changes, device=given.device)
-    ms = bench.median(lambda: recolour_batch(pixels, on_device))
-    what = "colours on the device"
-    return f"{bench.side}²", what, f"{len(pixels)} images", f"{ms:.2f}", f"{1000 * len(pixels) / ms:,.0f}", ""
-
-
 def loading(given: Any, rate: float) -> Iterator[tuple[str, ...]]:
     """Images a second from files to the device, with as many worker processes."""
-    from shoal.data.tree import read_tree
-
-    from shoal.data.images import image_data, split_files
+    from shoal.data.images import image_data, read_folders, split_files
     from shoal.data.loader import MetaBatchLoader
     from shoal.data.sampler import DomainBatchSampler
 
     device, size = torch.device(given.device), 32 if given.tiny else 224
     workers, seconds = (1, 0.3) if given.tiny else (16, 6.0)
-    yield recolouring(given)
     with tempfile.TemporaryDirectory() as place:
         photographs(Path(place), 12 if given.tiny else 384)
-        files = read_tree(place, {f"domain{n}": [f"domain{n}"] for n in range(S)})
+        files = read_folders(place, {f"domain{n}": [f"domain{n}"] for n in range(S)})
         splits = split_files(files, [], 0)
-        examples: Any = image_data(files, splits, size=size, cache=False).examples
+        examples: Any = image_data(files, splits, options={"size": size, "augment": True}).examples
         ways = {
             "crop, resize; colours on the CPU": examples,
             "crop, resize; uint8, colours on the device": examples.on_device(),

@@ -20,7 +20,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
 from shoal.gradients import match
-from shoal.models import sprite_cnn
+from shoal.models.small import sprite_cnn
 
 DEVICE = torch.device("cuda")
 BATCH, ROUNDS = 64, 200
@@ -28,7 +28,7 @@ DOMAINS = 20
 
 
 def network() -> nn.Module:
-    return sprite_cnn.build((3, 64, 64), 2).to(DEVICE)
+    return sprite_cnn((3, 64, 64), 2).to(DEVICE)
 
 
 def data(*shape: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import nn
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run, start_from
-from shoal.experiments.search import is_pretrained
+from shoal.experiments.search import weights_of
 from shoal.models import FeatureModel, build, freeze_batchnorm, options_of
 from shoal.models.backbones import DEVIATION, MEAN, PUBLISHED, Backbone
 from shoal.models.weights import fitting
@@ -126,7 +126,7 @@ def test_the_published_weights_are_torchvisions() -> None:
         assert ours.hf_hub_id == f"timm/{name}.{PUBLISHED}"
         assert Path(ours.url or theirs.url).name == Path(theirs.url).name
     for name, pretrained in (("resnet18.tv_in1k", True), ("resnet18", False)):
-        assert is_pretrained(RunConfig("pacs", "erm", 1, model=name)) is pretrained
+        assert (weights_of(RunConfig("pacs", "erm", 1, model=name)) == "pretrained") is pretrained
 
 
 def test_the_record_says_which_weights(requests: list[tuple[str, bool]], tmp_path: Path) -> None:

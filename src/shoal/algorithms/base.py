@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from shoal.data.batch import TASKS, DomainBatch, Task, cut, pool
 from shoal.data.sampler import Draw
 from shoal.errors import InputError
-from shoal.gradients import Parts
 from shoal.losses import UNKNOWN_LOSS, find_terms, shown_loss
 from shoal.losses import Loss as Loss
 from shoal.models import FeatureExtractor, FeatureModel
@@ -294,12 +293,12 @@ class Algorithm(nn.Module):
         gradients, log = self.domain_gradients(batches, engine)
         return gradients[0] if len(gradients) == 1 else combine(gradients), log
 
-    def parts(self, batches: Batches, engine: Engine) -> list[Parts]:
+    def parts(self, batches: Batches, engine: Engine) -> list[Callable[[], Tensor]]:
         """Each batch's mean loss as :mod:`shoal.gradients` takes it for second derivatives."""
-        return [
-            [(weight, partial(self.domain_loss, part)) for weight, (part,) in engine.parts([batch])]
-            for batch in batches
-        ]
+        return [partial(self._whole_loss, engine.parts([batch])) for batch in batches]
+
+    def _whole_loss(self, parts: list[tuple[float, list[DomainBatch]]]) -> Tensor:
+        return torch.stack([weight * self.domain_loss(part) for weight, (part,) in parts]).sum()
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         return engine.gradients(self, batches)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -78,12 +77,9 @@ class MLDG(Algorithm):
         with moved(engine.params, g, -self.inner_lr):
             h, held_log = self.mean_gradient(held, engine)
         if self.second_order:
-            # In the order of the pass above, for the same dropout masks.
-            again = [
-                (w / len(kept), partial(self.domain_loss, b)) for w, part in engine.parts(kept) for b in part
-            ]
+            again = self.parts(kept, engine)
             with leaves_no_trace(self.model, since=before):
-                product = engine.average(curvature([again], engine.params, h))
+                product = engine.average(curvature(again, engine.params, h))
             h = [a - self.inner_lr * b for a, b in zip(h, product, strict=True)]
         total = [a + self.beta * b for a, b in zip(g, h, strict=True)]
         return total, {"losses": torch.cat([log["losses"], held_log["losses"]])}

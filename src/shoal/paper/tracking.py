@@ -72,7 +72,7 @@ def plan(dataset: str, request: Request) -> list[RunConfig]:
 
 def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]]:
     """Agreement and scores of the constant classifiers."""
-    training = prepare(replace(config, warm_start=None), device, how={"track_every": 1})
+    training = prepare(replace(config, warm_start=None), device, options={"track_every": 1})
     track, task = training.tracking, training.task
     steps = min(CONSTANT_STEPS, config.steps)
     batches = [batch for step in training.loader(training.sampler, 0, steps) for batch in step]
@@ -174,8 +174,8 @@ def reproduce(request: Request) -> Reproduction:
     names = request.datasets or ("cdsprites",)
     check_names("dataset of tracking:", names, ["cdsprites", *recipes.datasets()])
     plans = {name: plan(name, request) for name in names}
-    how = {"track_every": QUICK_EVERY if request.quick else 1, "track_after": True}
-    records, failed = request.run((c for configs in plans.values() for c in configs), how)
+    options = {"track_every": QUICK_EVERY if request.quick else 1, "track_after": True}
+    records, failed = request.run((c for configs in plans.values() for c in configs), options)
     failed += [f"diverged: {r.config.name}: {r.error}" for r in records.values() if r.status != "finished"]
     tables, figures, data = {}, {}, {}
     for name, configs in plans.items():

@@ -35,7 +35,7 @@ from shoal.training.examine import (
 )
 from shoal.training.fine_tuning import L2SP, Rates, head_for
 from shoal.training.formats import Choice, Format, channels_last, lay_out
-from shoal.training.metrics import check_output, chosen
+from shoal.training.metrics import choose_metrics
 from shoal.training.miro import Miro
 from shoal.training.options import (
     SPLITS,
@@ -150,9 +150,7 @@ class Setup:
                 warnings.warn(f"{why}: nothing is evaluated.", stacklevel=4)
                 self.splits = []
             kind = self.task.kind
-            self.metrics, self.selects = chosen(options["metric"], data.measures, kind)
-            if any(m.needs in ("class", "output") for m in self.metrics):
-                check_output(self.metrics, tuple(found.output.shape), kind)
+            self.metrics, self.selects = choose_metrics(options["metric"], data.measures, kind)
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options["batch_size"],
