@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
-from shoal.terminal import as_csv, clean
+from shoal.files import as_csv
+from shoal.terminal import clean
 
 
 def cut(text: str, width: int) -> str:
