@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 
+random_in_graph = False
+"""Whether the step that is captured as a CUDA graph draws random numbers (see :mod:`shoal.training.capture`)."""
+
+
 def random_state(model: nn.Module) -> list[Tensor]:
     """The state of the generators that ``model`` draws from: the CPU's, and those of its CUDA devices.
 
-    Empty while a CUDA graph is captured, where generators cannot be read: models that draw random numbers
-    are not captured together with a repetition (see :mod:`shoal.training.capture`).
+    Empty while a CUDA graph is captured, where generators cannot be read.
     """
     devices = _devices(model)
     if devices and torch.cuda.is_current_stream_capturing():
+        if random_in_graph:
+            raise RuntimeError("random numbers cannot be repeated within a CUDA graph")
         return []
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
 

@@ -266,7 +266,7 @@ class Evaluator:
         losses = {n: torch.zeros(2, dtype=widest(device), device=device) for n in self.which}
         kept: dict[str, dict[str, Tensor]] = {what: {} for what in wanted}
         at = dict.fromkeys(self.which, 0)
-        for (split, indices), (batch,) in zip(self.order.batches, self.loader, strict=True):
+        for (split, indices), batch in zip(self.order.batches, self.loader, strict=True):
             self._tell(split, at)
             output, y = self._output(model, batch.x, len(indices)), batch.y
             losses[split] += self._loss(output, y, batch.weight)
@@ -370,7 +370,7 @@ class Evaluator:
         names = list(self.which)
         if kept and self.processes.count > 1:
             shapes = {w: {n: (t.shape[1:], t.dtype) for n, t in by.items()} for w, by in kept.items()}
-            for what, by_split in self.processes.told(shapes).items():
+            for what, by_split in self.processes.broadcast(shapes).items():
                 for name, (shape, kind) in by_split.items():
                     size = (len(self.which[name]), *shape)
                     kept[what].setdefault(name, torch.zeros(size, dtype=kind, device=self.processes.device))
@@ -460,8 +460,8 @@ class _InOrder:
             for at in range(0, len(indices), size)
         ]
 
-    def plans(self, start: int, stop: int) -> tuple[list[list[None]], list[np.ndarray]]:
-        return [[None]] * (stop - start), [indices[None] for _, indices in self.batches[start:stop]]
+    def plans(self, start: int, stop: int) -> tuple[None, list[np.ndarray]]:
+        return None, [indices[None] for _, indices in self.batches[start:stop]]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

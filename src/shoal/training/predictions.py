@@ -26,7 +26,7 @@ from shoal.training.evaluate import Scores, scored
 from shoal.training.metrics import NONE, Metric, Outcome, metric
 
 if TYPE_CHECKING:
-    from shoal.training.loop import Training
+    from shoal.training.setup import Setup
 
 Array = NDArray[Any]
 THEIRS = {ours: theirs for theirs, ours in SPLITS.items()}
@@ -57,7 +57,7 @@ def parse_name(name: str) -> Named | None:
     return Named(found["dataset"], SPLITS.get(found["split"], found["split"]), found["kind"], found["which"])
 
 
-def write(training: Training, folder: Path, dataset: str, replicate: tuple[str, str]) -> list[Path]:
+def write(training: Setup, folder: Path, dataset: str, replicate: tuple[str, str]) -> list[Path]:
     """The predictions of a training's model as it is, into ``folder``; ``replicate`` is such as (seed, 0)."""
     trained = ("train", "validation") if training.options["retrain"] else ("train",)
     splits = [split for split in training.splits if split not in trained]
