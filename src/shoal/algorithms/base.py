@@ -82,6 +82,7 @@ class Engine(Protocol):
 
     params: list[nn.Parameter]
     """What the optimizer trains; a gradient is a list with one tensor for each."""
+    optimizer: Optimizer
 
     def forward(self, batch: MetaBatch, part: nn.Module | None = None) -> Outputs:
         """A forward pass of the model, or of a part of it, in the precision of the training.

@@ -52,10 +52,8 @@ class Fish(Algorithm):
         super().__init__(model, loss, task)
         self.meta_lr, self.buffers_mode = meta_lr, buffers
         self.reset_every = {"carry": 0, "reset": 1}.get(inner_state, inner_state)  # type: ignore[call-overload]
-        self.optimizer: Optimizer
 
     def prepare(self, optimizer: Optimizer, lr: float) -> None:
-        self.optimizer = optimizer
         if self.reset_every > 1 and not _starts_at_zero(optimizer):
             raise InputError(
                 f"inner_state={self.reset_every} requires Adam, AdamW or SGD without dampening, got "
@@ -67,7 +65,7 @@ class Fish(Algorithm):
         if self.buffers_mode == "interpolate":
             state += [b for b in self.model.buffers() if b.is_floating_point()]
         start = [tensor.detach().clone() for tensor in state]
-        self.reset(step)
+        self.reset(engine.optimizer, step)
         log = self.inner_loop(batch, engine)
         with torch.no_grad():
             torch._foreach_lerp_(start, state, self.meta_lr)
@@ -83,13 +81,13 @@ class Fish(Algorithm):
             losses.append(log["losses"])
         return {"losses": torch.cat(losses)}
 
-    def reset(self, step: Step) -> None:
+    def reset(self, optimizer: Optimizer, step: Step) -> None:
         """Forgets the moments of the optimizer, where this step begins with new ones."""
         if self.reset_every == 1:
-            self.optimizer.state.clear()
+            optimizer.state.clear()
         elif self.reset_every:  # by a factor, which a CUDA graph can have: 0 in these steps, otherwise 1
             kept = step % self.reset_every != 0
-            for moments in self.optimizer.state.values():
+            for moments in optimizer.state.values():
                 for moment in moments.values():
                     if isinstance(moment, Tensor):
                         moment.mul_(kept)

@@ -79,7 +79,9 @@ class Mixup(Algorithm):
     def forward_mixed(self, engine: Engine, shares: Tensor, batch: MetaBatch) -> Outputs:
         """One output per pair, with the other targets in the place of features."""
         model: Any = self.model
-        features, head = (model.features, model.head) if isinstance(model, FeatureModel) else (None, None)
+        features, head = None, None
+        if self.where == "features" and isinstance(model, FeatureModel):
+            features, head = model.features, model.head
         if self.where == "features":
             batch = replace(batch, x=engine.forward(batch, features).output)
         x, y, y_other, _ = mixup(batch.x, batch.y, batch.blocks, shares=shares)

@@ -44,13 +44,13 @@ class SmoothFish(Fish):
         self.gamma = gamma
 
     def inner_loop(self, batch: MetaBatch, engine: Engine) -> Log:
-        start, moments = [p.detach().clone() for p in engine.params], _copied(self.optimizer)
+        start, moments = [p.detach().clone() for p in engine.params], _copied(engine.optimizer)
         with leaves_no_trace(self.model):  # the inner loop below has the same dropout masks
             gradients, _ = self.domain_gradients(batch, engine)
         for gradient in gradients:
             engine.apply(gradient)
         plain = [p.detach().clone() for p in engine.params]
-        _put_back(self.optimizer, moments)
+        _put_back(engine.optimizer, moments)
         with torch.no_grad():
             torch._foreach_copy_(engine.params, start)
         log = super().inner_loop(batch, engine)
