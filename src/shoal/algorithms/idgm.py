@@ -51,7 +51,7 @@ class IDGM(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        gamma: Annotated[float, Range(0, search=log10(-2, 1))] = 1.0,
+        gamma: Annotated[float, Range(0, 1e30, search=log10(-2, 1))] = 1.0,
         normalize: bool = True,
         trust: Annotated[float | None, Range(above=0, search=choice(0.5, 0.8, 0.9))] = 0.9,
         start: Steps = 0,

@@ -42,7 +42,7 @@ class IGA(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        weight: Annotated[float, Range(0, search=log10(1, 5))] = 1000.0,
+        weight: Annotated[float, Range(0, 1e30, search=log10(1, 5))] = 1000.0,
         start: Steps = 0,
         ramp: Steps = 0,
         method: Method = "exact",
