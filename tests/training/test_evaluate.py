@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 
@@ -194,18 +195,66 @@ def test_the_datasets_first_measure_selects_unless_another_is_asked_for() -> Non
     assert run.selected.scores["validation"].loss == min(p.scores["validation"].loss for p in run.history)  # type: ignore[type-var]
 
 
-def test_domains_count_equally_and_one_without_a_score_not_at_all() -> None:
-    nan = math.nan
-
+@given(st.permutations([math.nan, 0.4, 0.8]))
+def test_domains_count_equally_and_one_without_a_score_not_at_all(values: list[float]) -> None:
     def scores(metric: str, *values: float) -> Scores:
         return Scores(metric, tuple("abc"[: len(values)]), values, (1, 99, 5)[: len(values)], 0.5)
 
+    found = scores("accuracy", *values)
+    assert (found.selection_score, found.worst) == pytest.approx((0.6, 0.4))
     assert scores("accuracy", 0.9, 0.2).better_than(scores("accuracy", 0.1, 0.9))
-    for values in ((nan, 0.4, 0.8), (0.4, nan, 0.8), (0.4, 0.8, nan)):
-        found = scores("accuracy", *values)
-        assert (found.selection_score, found.worst) == pytest.approx((0.6, 0.4))
-    assert math.isnan(scores("accuracy", nan, nan).selection_score)
-    assert scores("mse", 9.0, 9.0).better_than(scores("mse", nan, 0.1))  # outputs that are not finite
+    assert math.isnan(scores("accuracy", math.nan, math.nan).worst)
+    lost = scores("mse", *values)  # outputs that are not finite
+    assert math.isnan(lost.worst)
+    assert scores("mse", 9.0, 9.0).better_than(lost)
+
+
+def test_of_a_sample_the_average_is_over_all_examples_and_what_selects_over_domains() -> None:
+    """Domain a has 300 examples, b has 30; the model is right on b alone."""
+    y = torch.cat([torch.zeros(300), torch.ones(30)]).long()
+    domains = Domains.from_sizes({"a": 300, "b": 30})
+    model = nn.Linear(1, 2)
+    nn.init.zeros_(model.weight)
+    model.bias.data[:] = torch.tensor([0.0, 1.0])
+    data = TensorData(torch.ones(330, 1), y)
+    for limits in ({}, {"test": 40}):
+        found = Evaluator(data, {"test": domains}, task=Task(2, 2), limits=limits)(model)["test"]
+        assert found.sizes == ((20, 20) if limits else (300, 30))
+        assert found.sampled == ((40, 330) if limits else None)
+        assert (found.average, found.selection_score) == pytest.approx((30 / 330, 0.5))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_loss_is_a_mean_over_domains(size: int, own: bool) -> None:
+    """Also of a loss that Shoal knows nothing of, whatever is in a batch."""
+    data, model = example_data(), network()
+    loss = (lambda output, y: nn.functional.cross_entropy(output, y)) if own else nn.CrossEntropyLoss()
+    disjoint = {"test": Domains.from_sizes({"a": 5, "b": 195})}
+    found = Evaluator(data.examples, disjoint, task=Task(2, 3), loss=loss, batch_size=size)(model)["test"]
+    x, y = data.examples.x, data.examples.y  # type: ignore[attr-defined]
+    with torch.no_grad():
+        each = nn.functional.cross_entropy(model(x), y, reduction="none")
+    assert found.loss == pytest.approx(float(each[:5].mean() + each[5:200].mean()) / 2, rel=1e-6)
+
+
+def test_what_does_not_fit_in_memory_is_taken_in_halves() -> None:
+    class Small(nn.Module):
+        seen: ClassVar[list[int]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 30:
+                raise torch.OutOfMemoryError("no memory")
+            self.seen.append(len(x))
+            return x @ torch.eye(4)[:, :3]
+
+    data = example_data()
+    every = Evaluator(data.examples, data.splits, task=Task(2, 3), batch_size=100)
+    with pytest.warns(UserWarning, match="100 examples per evaluation batch do not fit in memory"):
+        halved = every(Small())
+    whole = Evaluator(data.examples, data.splits, task=Task(2, 3), batch_size=25)(Small())
+    assert halved == whole
+    assert set(Small.seen) == {25}
 
 
 def test_scores_come_back_from_plain_data() -> None:
@@ -231,10 +280,6 @@ def test_wrong_metrics_are_refused_before_training(classes: int | None, outputs:
 # Predictions
 
 
-def lines(values: Iterable[Any]) -> str:
-    return "".join(f"{v}\n" for v in values)
-
-
 def test_predictions_are_of_the_selected_weights_in_order_of_index(tmp_path: Path) -> None:
     data = example_data()
     run = fit(network(), data, folder=tmp_path, predictions="mine", eval_limit=10, seed=3)
@@ -247,7 +292,7 @@ def test_predictions_are_of_the_selected_weights_in_order_of_index(tmp_path: Pat
     classes = run.model(data.examples.x).argmax(1).numpy()  # type: ignore[attr-defined]
     for name, split in zip(names, ("test", "validation"), strict=True):
         which = np.unique(data.splits[split].indices)
-        assert (tmp_path / "predictions" / name).read_text() == lines(classes[which])
+        assert (tmp_path / "predictions" / name).read_text() == "".join(f"{c}\n" for c in classes[which])
         scores, others = predictions.evaluate(data, split, classes[which])
         assert others == {}
         assert scores.average == (classes[which] == data.examples.y.numpy()[which]).mean()  # type: ignore[attr-defined]
@@ -275,34 +320,13 @@ def test_names_of_files_say_what_they_are_of() -> None:
     assert predictions.parse_name("mine.csv") is None
 
 
-def test_a_system_without_colons_gets_dashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = predictions.write_atomically
-
-    def refusing(path: Path, content: bytes) -> None:
-        if ":" in path.name:
-            raise OSError(22, "Invalid argument")
-        write(path, content)
-
-    monkeypatch.setattr(predictions, "write_atomically", refusing)
-    fit(network(), example_data(), folder=tmp_path, predictions=True)
-    names = {p.name for p in (tmp_path / "predictions").iterdir()}
-    assert names == {f"data_split-{split}_seed-0_epoch-best_pred.csv" for split in ("val", "test")}
-
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(predictions, "write_atomically", full)
-    with pytest.raises(InputError, match=r"could not be written to .* \(No space left on device\)"):
-        fit(network(), example_data(), folder=tmp_path / "full", predictions=True)
-
-
-def test_a_tensor_of_the_device_is_what_the_metric_gets_as_an_array() -> None:
-    seen: list[Any] = []
-
-    def own(output: np.ndarray, y: np.ndarray, groups: Domains) -> Tensor:
-        seen.append((output.shape, y.shape, groups.names, int(groups.indices.max())))
-        return torch.tensor(0.5)
-
-    run = fit(network(), example_data(), metric=own, steps=1, select="last")
-    assert seen[-1] == ((200, 3), (200,), ("c", "d", "e"), 199)
-    assert run.scores().more == {"own": 0.5}
+def test_predictions_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    for text, classes, wrong in (("0\n3\n", 3, "line 2: '3'"), ("1.5", 3, "'1.5'"), ("nan", None, "'nan'")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=wrong):
+            predictions.read(path, classes)
+    path.write_text("1\n\n2.0\n")
+    assert predictions.read(path, 3).tolist() == [1, 2]
+    with pytest.raises(InputError, match="there are 2 predictions for 200 examples of split 'test'"):
+        predictions.evaluate(example_data(), "test", np.zeros(2))

@@ -1,65 +1,77 @@
 """Metrics against scikit-learn, SciPy and WILDS' own definitions, and against plain loops over groups."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 from scipy.stats import pearsonr
-from sklearn.metrics import f1_score, recall_score, roc_auc_score
+from sklearn import metrics as sk
 
 from shoal.data import Domains
 from shoal.errors import InputError
 from shoal.training import metrics
-from shoal.training.metrics import METRICS, Outcome, auc, binary_auc, chosen, metric
+from shoal.training.metrics import METRICS, Outcome, choose_metrics, metric
 
 TIGHT: dict[str, Any] = {"rel": 1e-12, "abs": 1e-12}
+ONE = Domains.from_sizes({"all": 1})
 
 
-def labels(most: int = 6, least: int = 1) -> Any:
+def value(name: str, y: Any, predicted: Any = (), output: Any = (), **more: Any) -> float:
+    y, predicted, output = map(np.asarray, (y, predicted, output))
+    return METRICS[name](Outcome(y, ONE, np.zeros(len(y)), predicted, output, **more))
+
+
+def pairs(most: int = 6) -> Any:
     """Two equally long lists of classes: predicted and true."""
-    classes = st.integers(0, most - 1)
-    return st.integers(least, 40).flatmap(
-        lambda n: st.tuples(
-            st.lists(classes, min_size=n, max_size=n), st.lists(classes, min_size=n, max_size=n)
-        )
+    one = st.tuples(st.integers(0, most - 1), st.integers(0, most - 1))
+    return st.lists(one, min_size=1, max_size=40).map(lambda rows: np.array(rows).T)
+
+
+@given(pairs())
+def test_classes_as_scikit_learn_over_the_classes_in_the_truth(pair: Any) -> None:
+    predicted, y = pair
+    options: dict[str, Any] = {"labels": np.unique(y), "zero_division": 0}
+    assert value("macro F1", y, predicted) == pytest.approx(
+        sk.f1_score(y, predicted, average="macro", **options), **TIGHT
+    )
+    assert value("weighted F1", y, predicted) == pytest.approx(
+        sk.f1_score(y, predicted, average="weighted", **options), **TIGHT
+    )
+    recalls = [np.mean(predicted[y == c] == c) for c in np.unique(y)]
+    assert value("macro recall", y, predicted) == pytest.approx(np.mean(recalls), **TIGHT)
+    assert value("class MAE", y, predicted) == pytest.approx(np.abs(y - predicted).mean(), **TIGHT)
+    assert metrics.METRICS["accuracy"](Outcome(y, ONE, (y == predicted).astype(float))) == pytest.approx(
+        sk.accuracy_score(y, predicted), **TIGHT
     )
 
 
-@given(labels())
-def test_f1_and_recall_as_scikit_learn_over_the_classes_in_the_truth(pair: Any) -> None:
-    predicted, y = map(np.array, pair)
-    true = np.unique(y)
-    for own, theirs, average in (
-        (metrics.macro_f1, f1_score, "macro"),
-        (metrics.weighted_f1, f1_score, "weighted"),
-        (metrics.macro_recall, recall_score, "macro"),
-    ):
-        expected = theirs(y, predicted, labels=true, average=average, zero_division=0)
-        assert own(predicted, y) == pytest.approx(expected, **TIGHT)
-
-
-def test_a_class_that_is_never_true_has_no_f1_of_its_own() -> None:
-    predicted, y = np.array([0, 7, 1, 1]), np.array([0, 0, 1, 1])
-    assert metrics.macro_f1(predicted, y) == pytest.approx((2 / 3 + 1) / 2)
-    assert metrics.macro_recall(predicted, y) == pytest.approx((1 / 2 + 1) / 2)
+@given(pairs(3))
+def test_kappa_is_one_minus_the_cost_over_its_expectation(pair: Any) -> None:
+    """Of every two that could be paired: classes that do not occur still lie between those that do."""
+    p, t = pair * 2
+    expected = np.square(p[:, None] - t).mean()
+    found = value("quadratic weighted kappa", t, p)
+    if len(np.unique([p, t])) == 1:
+        assert math.isnan(found)
+    else:
+        assert found == pytest.approx(1 - np.square(p - t).mean() / expected, **TIGHT)
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=60))
-def test_auc_with_ties_counts_pairs(rows: list[tuple[int, bool]]) -> None:
+def test_auc_counts_pairs(rows: list[tuple[int, bool]]) -> None:
     scores, positive = np.array([r[0] for r in rows], float), np.array([r[1] for r in rows])
-    pairs = [(a, b) for a in scores[positive] for b in scores[~positive]]
-    found = binary_auc(scores, positive)
-    if not pairs:
-        assert math.isnan(found)
-        return
-    assert found == pytest.approx(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]), **TIGHT)
-    assert found == pytest.approx(roc_auc_score(positive, scores), **TIGHT)
-    both = np.stack([np.zeros(len(scores)), scores], 1)  # logits
-    assert auc(both, positive.astype(int)) == pytest.approx(found, **TIGHT)
+    compared = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
+    found = value("AUC", positive.astype(int), output=np.stack([np.zeros(len(scores)), scores], 1))
+    assert math.isnan(found) if not compared else found == pytest.approx(np.mean(compared), **TIGHT)
+    multi = value("AUC", positive[:, None].astype(float), output=scores[:, None])  # one label
+    assert multi == pytest.approx(found, nan_ok=True)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
@@ -68,42 +80,64 @@ def test_auc_of_logits_as_scikit_learn_of_probabilities(classes: int) -> None:
     y = np.concatenate([np.arange(classes), draw.integers(0, classes, 200)])
     logits = draw.normal(size=(len(y), classes)) + 0.5 * np.eye(classes)[y]
     p = softmax(logits, axis=1)
-    expected = roc_auc_score(y, p[:, 1] if classes == 2 else p, multi_class="ovr", average="macro")
-    assert auc(logits, y) == pytest.approx(expected, **TIGHT)
-    assert 0.5 < auc(logits, y) < 1
+    expected = sk.roc_auc_score(y, p[:, 1] if classes == 2 else p, multi_class="ovr", average="macro")
+    assert value("AUC", y, output=logits) == pytest.approx(expected, **TIGHT)
+    assert 0.5 < expected < 1
+    if classes > 2:  # a class that is not in the truth is left out
+        known = y > 0
+        each = [sk.roc_auc_score(y[known] == c, p[known, c]) for c in range(1, classes)]
+        assert value("AUC", y[known], output=logits[known]) == pytest.approx(np.mean(each), **TIGHT)
 
 
-def test_auc_of_logits_so_far_apart_that_probabilities_are_all_one() -> None:
-    logits = np.array([[0.0, 60], [0.0, 61], [0.0, 62], [0, 63]])
-    assert auc(logits, np.array([0, 0, 1, 1])) == 1
-    assert auc(np.pad(logits, ((0, 0), (0, 1))), np.array([0, 0, 1, 1])) == 1  # a third class
+def test_auc_where_probabilities_are_all_one_and_where_there_is_none() -> None:
+    logits, y = np.array([[0.0, 60], [0.0, 61], [0.0, 62], [0, 63]]), np.array([0, 0, 1, 1])
+    assert value("AUC", y, output=logits) == value("AUC", y, output=np.pad(logits, ((0, 0), (0, 1)))) == 1
+    assert math.isnan(value("AUC", y * 0, output=logits))
+    assert math.isnan(value("AUC", y, output=np.where(logits == 63, np.nan, logits)))
 
 
-def test_auc_without_an_answer() -> None:
-    logits = np.array([[0.0, 1, 2], [1, 0, 3], [2, 2, 2]])
-    assert math.isnan(auc(logits, np.array([1, 1, 1])))
-    assert math.isnan(auc(logits[:, :2], np.array([0, 0, 0])))
-    assert math.isnan(auc(np.where(logits == 3, np.nan, logits), np.array([0, 1, 2])))
-    # a class that is not in the truth is left out
-    y = np.array([0, 1, 1])
-    found = [binary_auc(softmax(logits, 1)[:, c], y == c) for c in (0, 1)]
-    assert auc(logits, y) == pytest.approx(np.mean(found))
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(2, 50))
-def test_pearson_as_scipy(seed: int, count: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(2, 50), st.integers(1, 3))
+def test_regression_as_scikit_learn_and_scipy(seed: int, count: int, outputs: int) -> None:
     draw = np.random.default_rng(seed)
-    a = 100 + draw.normal(size=count)
-    b = a * draw.normal() + draw.normal(size=count)
-    assert metrics.pearson_r(a[:, None], b) == pytest.approx(pearsonr(a, b)[0], **TIGHT)
+    y = 100 + draw.normal(size=(count, outputs))
+    f = y * draw.normal() + draw.normal(size=(count, outputs))
+    r = [pearsonr(y[:, n], f[:, n])[0] for n in range(outputs)]
+    assert value("Pearson r", y, output=f) == pytest.approx(np.mean(r), rel=1e-9, abs=1e-9)
+    assert value("R²", y, output=f) == pytest.approx(sk.r2_score(y, f), **TIGHT)
+    assert value("MAE", y, output=f) == pytest.approx(sk.mean_absolute_error(y, f), **TIGHT)
+    points = np.square(f - y).mean(1)
+    assert METRICS["mse"](Outcome(y, ONE, points)) == pytest.approx(sk.mean_squared_error(y, f), **TIGHT)
+    lost = np.where(np.arange(count)[:, None] == 0, math.nan, f)
+    assert all(math.isnan(value(n, y, output=lost)) for n in ("Pearson r", "R²", "MAE"))
+    assert all(math.isnan(value(n, y * 0 + 0.1, output=f)) for n in ("Pearson r", "R²"))
+    assert math.isnan(value("Pearson r", y, output=f * 0 + 0.1))
+    assert math.isnan(value("Pearson r", y[:1], output=f[:1]))
 
 
-def test_pearson_of_what_does_not_vary() -> None:
-    assert math.isnan(metrics.pearson_r(np.ones(5), np.arange(5.0)))
-    assert math.isnan(metrics.pearson_r(np.arange(5.0), np.full(5, 0.1)))
-    assert math.isnan(metrics.pearson_r(np.ones(1), np.ones(1)))
-    assert math.isnan(metrics.pearson_r(np.array([1.0, math.nan, 2]), np.arange(3.0)))
-    assert metrics.pearson_r(np.arange(4), -np.arange(4)) == -1
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30))
+def test_labels_against_a_loop(seed: int, count: int) -> None:
+    draw = np.random.default_rng(seed)
+    y, p = draw.integers(0, 2, (2, count, 3))
+    scores = np.round(draw.normal(size=(count, 3)), 1)
+    some = [n for n in range(3) if y[:, n].any()]
+    f1 = [sk.f1_score(y[:, n], p[:, n]) for n in some]
+    ap = [sk.average_precision_score(y[:, n], scores[:, n]) for n in some]
+    for name, each in (("macro F1", f1), ("mean average precision", ap)):
+        found = value(name, y.astype(float), p, scores)
+        assert math.isnan(found) if not each else found == pytest.approx(np.mean(each), **TIGHT)
+    assert value("exact match", y.astype(float), p) == (p == y).all(1).mean()
+
+
+def test_iou_against_a_loop() -> None:
+    draw = np.random.default_rng(0)
+    y, p = draw.integers(0, 3, (2, 5, 4, 4))
+    classes = range(4)  # the last is neither true nor predicted
+    counts = [
+        [[(a == c).sum() for c in classes] for a in (np.where(s == t, s, -1), t, s)]
+        for t, s in zip(y, p, strict=True)
+    ]
+    each = [((p == c) & (y == c)).sum() / ((p == c) | (y == c)).sum() for c in range(3)]
+    assert value("mean IoU", y, counts=np.array(counts)) == pytest.approx(np.mean(each))
 
 
 def outcome(seed: int, regression: bool = False, uncounted: frozenset[str] = frozenset()) -> Outcome:
@@ -112,74 +146,31 @@ def outcome(seed: int, regression: bool = False, uncounted: frozenset[str] = fro
     parts = {f"g{g}": draw.choice(60, draw.integers(2, 30), replace=False) for g in range(6)}
     y = draw.normal(size=60) if regression else draw.integers(0, 3, 60)
     output = y + draw.normal(size=60) if regression else draw.normal(size=(60, 3))
-    predicted = None if regression else output.argmax(1)
-    points = np.square(output - y) if regression else (predicted == y).astype(float)
-    groups = Domains.from_indices(parts)
-    return Outcome(y, groups, points, predicted, output, loss=0.25, uncounted=uncounted)
+    points = np.square(output - y) if regression else (output.argmax(1) == y).astype(float)
+    return Outcome(y, Domains.from_indices(parts), points, (), output, loss=0.25, uncounted=uncounted)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_groups_against_a_loop(seed: int) -> None:
     """With a group that would be the worst and does not count."""
-    full = outcome(seed)
-    accuracies = {
-        name: np.mean([full.points[i] for i in full.groups.indices_of(g)])
-        for g, name in enumerate(full.groups.names)
-    }
-    worst = min(accuracies, key=lambda name: accuracies[name])
-    assert METRICS["worst-group accuracy"](full) == pytest.approx(accuracies[worst])
-    assert METRICS["10th-percentile accuracy"](full) == pytest.approx(
-        np.percentile(list(accuracies.values()), 10)
-    )
-    del accuracies[worst]
+    full, regression = outcome(seed), outcome(seed, regression=True)
+    parts = {n: full.groups.indices_of(g) for g, n in enumerate(full.groups.names)}
+    accuracy = {n: full.points[i].mean() for n, i in parts.items()}
+    worst = min(accuracy, key=lambda name: accuracy[name])
+    assert METRICS["worst-group accuracy"](full) == pytest.approx(accuracy.pop(worst))
     part = outcome(seed, uncounted=frozenset([worst, "not there"]))
-    assert METRICS["worst-group accuracy"](part) == pytest.approx(min(accuracies.values()))
-    assert METRICS["accuracy"](part) == METRICS["accuracy"](full) == full.points.mean()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_groups_of_a_regression_against_a_loop(seed: int) -> None:
-    found = outcome(seed, regression=True)
-    assert found.output is not None
-    parts = [found.groups.indices_of(g) for g in range(6)]
-    rs = [pearsonr(found.output[p], found.y[p])[0] for p in parts]
-    errors = [np.mean((found.output[p] - found.y[p]) ** 2) for p in parts]
-    assert METRICS["worst-group Pearson r"](found) == pytest.approx(min(rs))
-    assert METRICS["worst-group mse"](found) == pytest.approx(max(errors))
-    assert METRICS["mse"](found) == pytest.approx(np.mean((found.output - found.y) ** 2))
-    out = found.groups.names[int(np.argmin(rs))]
-    without = METRICS["worst-group Pearson r"](outcome(seed, True, frozenset([out])))
-    assert without == pytest.approx(sorted(rs)[1])
-
-
-def test_the_percentile_lies_between_groups() -> None:
-    """As NumPy's default and so WILDS': of 0, 0.5, 1 a tenth of the way is 0.1."""
-    groups = Domains.from_indices({"a": [0, 1], "b": [1, 2], "c": [2, 3]})
-    found = Outcome(np.zeros(4), groups, np.array([0.0, 0, 1, 1]))
-    assert METRICS["10th-percentile accuracy"](found) == pytest.approx(0.1)
-
-
-def test_a_group_without_an_r_is_not_the_worst_and_a_nan_prediction_is_no_excuse() -> None:
-    groups = Domains.from_indices({"constant": [0, 1], "one": [2], "usual": [3, 4, 5]})
-    output, y = np.array([1.0, 1, 5, 1, 2, 4]), np.arange(6.0)
-    worst, every = METRICS["worst-group Pearson r"], METRICS["Pearson r"]
-    fine = Outcome(y, groups, np.zeros(6), output=output)
-    assert worst(fine) == pytest.approx(pearsonr(output[3:], y[3:])[0])
-    broken = Outcome(y, groups, np.zeros(6), output=np.where(output == 5, math.nan, output))
-    assert math.isnan(worst(broken))
-    assert math.isnan(every(broken))
-    constant = Outcome(y, groups, np.zeros(6), output=np.ones(6))
-    assert math.isnan(worst(constant))
-    nothing = Outcome(y, groups, np.zeros(6), output=output, uncounted=frozenset(groups.names))
-    assert math.isnan(worst(nothing))
-    assert math.isnan(METRICS["worst-group accuracy"](nothing))
-    assert math.isnan(METRICS["10th-percentile accuracy"](nothing))
+    assert METRICS["worst-group accuracy"](part) == pytest.approx(min(accuracy.values()))
+    assert METRICS["10th-percentile accuracy"](part) == pytest.approx(np.percentile([*accuracy.values()], 10))
+    assert METRICS["accuracy"](part) == full.points.mean()
+    rs = {n: pearsonr(regression.output[i], regression.y[i])[0] for n, i in parts.items()}
+    assert METRICS["worst-group Pearson r"](regression) == pytest.approx(min(rs.values()))
+    errors = [regression.points[i].mean() for i in parts.values()]
+    assert METRICS["worst-group mse"](regression) == pytest.approx(max(errors))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_as_wilds_defines_groups(seed: int) -> None:
     """Its group means are a scatter over one label an example, in float32; empty groups do not count."""
-    torch = pytest.importorskip("torch")
     draw = np.random.default_rng(seed)
     label, hits = draw.integers(0, 40, 500) * 2, draw.random(500) < 0.7  # odd groups are empty
     sums = torch.zeros(80).index_add_(0, torch.tensor(label), torch.tensor(hits).float())
@@ -189,45 +180,47 @@ def test_as_wilds_defines_groups(seed: int) -> None:
     assert METRICS["worst-group accuracy"](found) == pytest.approx(means.min().item(), abs=1e-6)
     expected = np.percentile(means.numpy(), 10)
     assert METRICS["10th-percentile accuracy"](found) == pytest.approx(expected, abs=1e-6)
-    assert METRICS["accuracy"](found) == pytest.approx(torch.tensor(hits).float().mean().item(), abs=1e-6)
 
 
-def test_each_says_what_is_better() -> None:
-    assert {name for name, m in METRICS.items() if not m.higher} == {
-        *("mse", "worst-group mse", "MAE", "class MAE", "loss")
-    }
-    assert METRICS["loss"](outcome(0)) == 0.25
-    assert math.isnan(METRICS["loss"](Outcome(np.zeros(1), Domains.from_sizes({"a": 1}), np.zeros(1))))
+@given(st.permutations(["scored", "low", "unscored"]))
+def test_a_group_without_a_score_never_decides(order: list[str]) -> None:
+    """Wherever it stands: none of its labels counts, or its r is undefined."""
+    rows = {"scored": [0, 1], "low": [2, 3], "unscored": [4]}
+    groups = Domains.from_indices({name: rows[name] for name in order})
+    points, weights = np.array([1.0, 1, 0, 1, 0]), np.array([1, 1, 1, 3, 0])
+    found = Outcome(np.zeros(5, int), groups, points, weights=weights)
+    assert METRICS["worst-group accuracy"](found) == 0.75
+    assert METRICS["10th-percentile accuracy"](found) == pytest.approx(0.775)
+    assert METRICS["accuracy"](found) == pytest.approx(5 / 6)
+    y, output = np.arange(5.0), np.array([0.0, 1, 2, 1, 5])
+    assert METRICS["worst-group Pearson r"](Outcome(y, groups, points, output=output)) == pytest.approx(-1)
+    assert math.isnan(METRICS["worst-group mse"](Outcome(y, groups, np.array([1, 2, 3, math.nan, 9]))))
+    none = found._replace(uncounted=frozenset(rows))
+    assert math.isnan(METRICS["worst-group accuracy"](none))
+    for values in ((0.4, math.nan, 0.8), (math.nan, 0.4, 0.8), (0.4, 0.8, None)):
+        assert metrics.mean_over_domains("accuracy", values) == pytest.approx(0.6)
+    assert math.isnan(metrics.mean_over_domains("mse", (0.4, math.nan)))
 
 
-def test_why_a_number_is_missing_is_said() -> None:
-    values = {"AUC": None, "accuracy": 0.5, "mine": None, "Pearson r": None}
-    assert metrics.why_missing("test", values) == [
-        "AUC of test is undefined: all its examples are of one class, or an output is not finite.",
-        "mine of test is undefined: it is not a finite number.",
-        "Pearson r of test is undefined: predictions or truths are all equal, or one is not finite.",
-    ]
-
-
-def test_names() -> None:
-    assert metric("auc") is metric("AUC") is METRICS["AUC"]
+def test_names_tasks_and_what_selects() -> None:
+    assert metric("auc") is METRICS["AUC"]
+    lower = {"mse", "worst-group mse", "MAE", "class MAE", "loss"}
+    assert {name for name, m in METRICS.items() if not m.higher} == lower
     with pytest.raises(InputError, match=r"metric 'worst group acuracy'\. Did you mean 'worst-group acc"):
         metric("worst group acuracy")
     with pytest.raises(InputError, match=r"'Pearson r' is for regression, and this is classification; .*AUC"):
-        chosen("Pearson r", (), "classification")
-    with pytest.raises(InputError, match=r"'macro F1' is for classification.*mse"):
-        chosen(None, ["macro F1"], "regression")
-
-
-def test_what_selects_is_what_is_wanted_else_the_first_measure() -> None:
-    measures = ("macro F1", "accuracy")
-    every, selects = chosen(None, measures, "classification")
+        choose_metrics("Pearson r", (), "classification")
+    every, selects = choose_metrics(None, ("macro F1", "accuracy"), "classification")
     assert ([m.name for m in every], selects) == (["macro F1", "accuracy"], METRICS["macro F1"])
-    every, selects = chosen("accuracy", measures, "classification")
-    assert ([m.name for m in every], selects) == (["macro F1", "accuracy"], None)  # the mean over domains
-    every, selects = chosen("auc", measures, "classification")
-    assert ([m.name for m in every], selects) == (["AUC", "macro F1", "accuracy"], METRICS["AUC"])
-    assert chosen(None, (), "classification") == ([], None)
+    assert (
+        choose_metrics("accuracy", ("macro F1", "accuracy"), "classification")[1] is None
+    )  # the domain mean
+    every, selects = choose_metrics("auc", ("macro F1",), "classification")
+    assert ([m.name for m in every], selects) == (["AUC", "macro F1"], METRICS["AUC"])
+    assert metrics.why_missing("test", {"AUC": None, "accuracy": 0.5, "mine": None}) == [
+        "AUC of test is undefined: all its examples are of one class, or an output is not finite.",
+        "mine of test is undefined: it is not a finite number.",
+    ]
 
 
 def test_a_function_of_the_users() -> None:
@@ -235,9 +228,8 @@ def test_a_function_of_the_users() -> None:
         return float(np.ptp([output[groups.indices_of(g)].mean() for g in range(len(groups))]))
 
     found = outcome(3)
-    own = metric(spread)
-    assert (own.name, own.needs, own.tasks, own.higher) == ("spread", "output", (), True)
-    assert own(found) == spread(found.output, found.y, found.groups) > 0
+    assert metric(spread)(found) == spread(found.output, found.y, found.groups) > 0
+    assert metric(spread).higher
     spread.higher_is_better = False  # type: ignore[attr-defined]
     assert not metric(spread).higher
     with pytest.raises(InputError, match="metric 'lambda' must return a number, got 'good'"):

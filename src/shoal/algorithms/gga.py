@@ -11,7 +11,7 @@ from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
 from shoal.algorithms.penalty import Steps, in_steps
 from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import cosine_matrix, moved
-from shoal.replay import leaves_no_trace, random_state
+from shoal.replay import preserve_state, random_state
 from shoal.settings import Range, log10
 
 
@@ -86,7 +86,7 @@ class GGA(Algorithm):
     @torch.enable_grad()
     def agreement(self, batch: MetaBatch, engine: Engine, since: list[Tensor]) -> Tensor:
         """The mean loss, and the least cosine of two domains' gradients; ``since`` decides dropout masks."""
-        with leaves_no_trace(self.model, since=since):
+        with preserve_state(self.model, since=since):
             gradients, log = self.domain_gradients(batch, engine)
         (losses,) = engine.average([log["losses"]])
         cosine = cosine_matrix(gradients).min()

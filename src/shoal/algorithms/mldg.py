@@ -13,7 +13,7 @@ from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
 from shoal.data.batch import MetaBatch, Task
 from shoal.errors import InputError
 from shoal.gradients import curvature, moved
-from shoal.replay import leaves_no_trace, random_state
+from shoal.replay import preserve_state, random_state
 from shoal.settings import Range, choice, log10
 
 
@@ -80,7 +80,7 @@ class MLDG(Algorithm):
         if self.second_order:
             # In the order of the first pass, for the same dropout masks.
             again = [partial(self.block_loss, engine, block) for block in kept.split()]
-            with leaves_no_trace(self.model, since=before):
+            with preserve_state(self.model, since=before):
                 product = engine.average(curvature(again, engine.params, h))
             h = [a - self.inner_lr * b for a, b in zip(h, product, strict=True)]
         total = [a + self.beta * b for a, b in zip(g, h, strict=True)]

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from shoal.algorithms.base import Engine, Log, Loss
 from shoal.algorithms.fish import Fish
 from shoal.data.batch import MetaBatch, Task
-from shoal.replay import leaves_no_trace
+from shoal.replay import preserve_state
 from shoal.settings import Range, choice
 
 
@@ -45,7 +45,7 @@ class SmoothFish(Fish):
 
     def inner_loop(self, batch: MetaBatch, engine: Engine) -> Log:
         start, moments = [p.detach().clone() for p in engine.params], _copied(engine.optimizer)
-        with leaves_no_trace(self.model):  # the inner loop below has the same dropout masks
+        with preserve_state(self.model):  # the inner loop below has the same dropout masks
             gradients, _ = self.domain_gradients(batch, engine)
         for gradient in gradients:
             engine.apply(gradient)

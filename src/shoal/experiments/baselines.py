@@ -36,7 +36,7 @@ from shoal.training.card import files_beside
 from shoal.training.evaluate import Scores, scored
 from shoal.training.callbacks import Point
 from shoal.training.journal import Journal
-from shoal.training.metrics import Outcome, chosen
+from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
 from shoal.training.processes import Processes
 from shoal.training.summary import about, environment, surroundings
 
@@ -206,7 +206,7 @@ def _data(config: RunConfig) -> DomainData:
 
 def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> dict[str, Scores]:
     """Of outputs for all examples, split by split, by the metrics of a training on these data."""
-    metrics, selects = chosen(metric, data.measures, data.task.kind)
+    metrics, selects = choose_metrics(metric, data.measures, data.task.kind)
     scores = {}
     for split, domains in data.splits.items():
         which = domains.examples()
@@ -214,13 +214,14 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
         predicted = output.argmax(1) if data.classes is not None else None
         points = np.square(output.astype(np.float64) - truth) if predicted is None else predicted == truth
         loss = points if predicted is None else -output[np.arange(len(truth)), truth]
+        groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
         outcome = Outcome(
             y=truth,
-            groups=Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices)),
+            groups=groups,
             points=points.astype(np.float64),
             predicted=predicted,
             output=output,
-            loss=float(loss.mean()),
+            loss=mean_over_domains("loss", group_means(groups, loss)),
             uncounted=data.uncounted,
         ).in_units(*data.label_scale)
         scores[split] = scored(outcome, data.task.kind, metrics, selects, by_domain=split == "test")

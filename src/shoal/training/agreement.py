@@ -31,7 +31,7 @@ from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
 from shoal.gradients import Gradient, cosines, gradient, gram_matrix, mean_of_pairs, sign_agreement
-from shoal.replay import leaves_no_trace
+from shoal.replay import preserve_state
 from shoal.training.callbacks import Callback, State
 from shoal.training.engine import Engine
 
@@ -70,7 +70,7 @@ class Agreement:
     def __call__(self, step: int, domains: Sequence[str], batch: MetaBatch) -> Pending:
         """Compares the blocks of a batch, at least two; nothing waits for the device."""
         # A model may draw from any of the generators; `seeded` puts back those that are not torch's.
-        with seeded(step), leaves_no_trace(self.engine.algorithm):
+        with seeded(step), preserve_state(self.engine.algorithm):
             gradients = [self._gradient(block) for block in batch.split()]
         return Pending(step, list(domains), gram_matrix(gradients), sign_agreement(gradients))
 

@@ -1,13 +1,12 @@
-"""How well a model does in every domain."""
+"""Scores of a model in every domain."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,27 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import Task, cut, known_labels, widest
+from shoal.data.batch import MetaBatch, Task, cut, known_labels, widest
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
 from shoal.errors import unknown_name
 from shoal.losses import find_terms
 from shoal.models.calling import call
-from shoal.training.metrics import METRICS, NONE, Metric, Outcome, mean_over_domains, usual
+from shoal.training.metrics import METRICS, NONE, Metric, Outcome, default_metric, mean_over_domains
 from shoal.training.processes import Processes
 
 MOST_DOMAINS = 5000
 """A sample of a split with more domains than this, and than its limit, is of some of the domains only."""
 FEW_DOMAINS = 1000
-"""A test split with more is not measured in each of them."""
-ROOM = 10
-"""Examples per class in a domain's sample from which on every class is in it."""
+"""Metrics in each domain are computed of test splits with no more domains."""
 SAMPLE = 41  # what a key is for
-Kept = dict[str, dict[str, np.ndarray]]
-Passed = tuple[dict[str, Tensor], dict[str, Tensor], Kept]
 Watch = Callable[[str, int, int], None]
-"""Told between batches which split is evaluated, how many of its examples are done, and of how many."""
+"""Called between batches with the split, how many of its examples are done, and their number."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,9 @@ class Scores:
     values: tuple[float, ...]
     sizes: tuple[int, ...]
     average: float
-    """Over examples, each counted once."""
+    """Over examples, each counted once (estimated, if only a sample was scored)."""
     loss: float | None = None
-    """The training's loss, a mean over examples, with their weights where they have some."""
+    """The loss of the training: the mean over domains of the mean over their examples."""
     more: Mapping[str, float] = field(default_factory=dict)
     selects: str | None = None
     """The metric in ``more`` that selects steps; ``None``: the mean over domains."""
@@ -62,7 +57,7 @@ class Scores:
     sampled: tuple[int, int] | None = None
     """How many examples of how many were scored, where it was not all of them."""
     by_domain: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    """Of a test split with a few domains: what of ``more`` is in each, by name and domain."""
+    """Metrics in each domain of a test split, by name and domain."""
 
     @property
     def mean(self) -> float:
@@ -71,9 +66,10 @@ class Scores:
 
     @property
     def worst(self) -> float:
-        """Of the domains that have a score."""
-        known = [v for v in self.values if not math.isnan(v)]
-        return (min if self.metric == "accuracy" else max)(known, default=math.nan)
+        """Of the domains that have an accuracy; an mse is NaN if any output is not finite."""
+        if self.metric != "accuracy":
+            return float(np.max(self.values))
+        return min((v for v in self.values if not math.isnan(v)), default=math.nan)
 
     @property
     def selection_score(self) -> float:
@@ -81,7 +77,7 @@ class Scores:
         return self.mean if self.selects is None else self.more[self.selects]
 
     def __getitem__(self, name: str) -> float:
-        """Of a domain, or else what was measured under this name."""
+        """Of a domain, or else of a metric."""
         if name in self.names:
             return self.values[self.names.index(name)]
         if name in self.more:
@@ -97,28 +93,27 @@ class Scores:
         return mine > theirs if higher else mine < theirs
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; without other measures the same as before there were any."""
-        found = {name: getattr(self, name) for name in ("metric", "average", "mean", "loss")}
+        """Plain data; what is empty is left out."""
+        found: dict[str, Any] = {n: getattr(self, n) for n in ("metric", "average", "mean", "loss")}
         found |= {"domains": dict(zip(self.names, self.values, strict=True)), "sizes": list(self.sizes)}
-        if self.more:
-            found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
-        if self.selects is not None:
-            found |= {"selects": self.selects, "higher": self.higher}
-        if self.sampled is not None:
-            found["sampled"] = list(self.sampled)
-        if self.by_domain:
-            found["by_domain"] = {name: dict(values) for name, values in self.by_domain.items()}
-        return found
+        found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
+        found["by_domain"] = {name: dict(values) for name, values in self.by_domain.items()}
+        found |= {"selects": self.selects, "higher": self.higher, "sampled": self.sampled and [*self.sampled]}
+        optional = ("metrics", "by_domain", "selects", "higher", "sampled")
+        return {k: v for k, v in found.items() if k not in optional or v not in (None, {})}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Scores:
-        domains = content["domains"]
-        more = {k: math.nan if v is None else v for k, v in content.get("metrics", {}).items()}
-        sampled = tuple(content["sampled"]) if "sampled" in content else None
-        same: dict[str, Any] = {k: content.get(k) for k in ("metric", "average", "loss", "selects", "higher")}
-        same |= {"more": more, "sampled": sampled, "by_domain": content.get("by_domain", {})}
-        sizes, values = tuple(content["sizes"]), tuple(domains.values())
-        return cls(names=tuple(domains), values=values, sizes=sizes, **same)
+        domains, sampled = content["domains"], content.get("sampled")
+        return cls(
+            names=tuple(domains),
+            values=tuple(domains.values()),
+            sizes=tuple(content["sizes"]),
+            more={k: math.nan if v is None else v for k, v in content.get("metrics", {}).items()},
+            sampled=tuple(sampled) if sampled else None,
+            by_domain=content.get("by_domain", {}),
+            **{k: content.get(k) for k in ("metric", "average", "loss", "selects", "higher")},  # type: ignore[arg-type]
+        )
 
 
 def scored(
@@ -129,10 +124,10 @@ def scored(
     sampled: tuple[int, int] | None = None,
     by_domain: bool = False,
 ) -> Scores:
-    """What came out, by group and as each metric sees it; ``by_domain``: also in each of a few domains."""
+    """The scores of an outcome, by domain and by every metric; ``by_domain``: also metrics in each domain."""
     metrics, domains = list(metrics), len(outcome.groups)
     return Scores(
-        metric=usual(kind),
+        metric=default_metric(kind),
         names=tuple(outcome.groups.names),
         values=tuple(outcome.group_points.tolist()),
         sizes=tuple(outcome.groups.sizes.tolist()),
@@ -142,21 +137,20 @@ def scored(
         selects=selects.name if selects else None,
         higher=selects.higher if selects else None,
         sampled=sampled,
-        by_domain=each_domain(outcome, metrics) if by_domain and 1 < domains <= FEW_DOMAINS else {},
+        by_domain=_each_domain(outcome, metrics) if by_domain and 1 < domains <= FEW_DOMAINS else {},
     )
 
 
-def each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
+def _each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
     """Each metric in each domain, ``None`` where it is undefined; without those that are of groups."""
+    outcome = outcome._replace(full_sizes=None)
     metrics = [m for m in metrics if m.name in METRICS and m.by_group is None and m.needs != "loss"]
     found: dict[str, dict[str, float | None]] = {m.name: {} for m in metrics}
+    arrays = {n: v for n, v in outcome._asdict().items() if isinstance(v, np.ndarray) and len(v)}
     for number, name in enumerate(outcome.groups.names):
         which = outcome.groups.indices_of(number)
-        parts: dict[str, Any] = {"groups": Domains([name], np.array([0, len(which)]), np.arange(len(which)))}
-        for part in ("y", "points", "predicted", "output", "sizes", "counts"):
-            if (values := getattr(outcome, part)) is not None and len(values):
-                parts[part] = values[which]
-        one = outcome._replace(**parts)
+        alone = Domains.from_sizes({name: len(which)})
+        one = outcome._replace(groups=alone, **{n: v[which] for n, v in arrays.items()})
         for metric in metrics:
             found[metric.name][str(name)] = value if math.isfinite(value := metric(one)) else None
     return found
@@ -165,12 +159,16 @@ def each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[s
 class Evaluator:
     """Scores a model in every domain of every split; each example is passed once, whatever domains it is in.
 
-    ``limits`` scores about so many examples of a split, evenly over its domains (see :func:`sample`).
-    Several ``processes`` take a share each. ``watch`` is called before each batch, in every process equally
-    often, and may raise to abandon the evaluation. A batch that does not fit in memory is taken in pieces.
-    ``selects`` is the one of ``metrics`` that selects weights; groups in ``uncounted`` are never the worst.
-    ``enter`` is applied to inputs on the device. ``label_scale`` is the mean and scale by which the label of
-    a regression was standardized; scores are in its own units.
+    Args:
+        limits: number of examples to score of a split, about equally many of each domain; see :func:`sample`.
+        processes: take a share each.
+        metrics: metrics to compute besides the default one.
+        selects: the metric that selects weights.
+        uncounted: groups that are never the worst.
+        watch: called before each batch, in every process equally often; may raise to abandon the evaluation.
+        enter: applied to inputs on the device.
+        label_scale: mean and scale by which the label of a regression was standardized; scores are in its own
+            units.
     """
 
     def __init__(
@@ -192,51 +190,37 @@ class Evaluator:
         enter: Callable[[Any], Any] | None = None,
         label_scale: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        self.label_scale = label_scale
-        self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
-        self.truth: dict[str, np.ndarray] = {}
-        self.watch, self.pieces = watch, 1
         limits = limits or {}
         labels = class_labels(examples) if limits and task.is_classification else None
         self.splits = {n: sample(d, limits[n], labels) if n in limits else d for n, d in splits.items()}
-        self.task, self.loss, self.autocast = task, loss, autocast
-        terms = None if loss is None else find_terms(loss)
-        self.terms, self.ignored = terms, terms.ignore_index if terms else None
+        self.which = {name: domains.examples() for name, domains in self.splits.items()}
+        self.sets = {name: _Set(self.which[name], d, splits[name]) for name, d in self.splits.items()}
+        self.task, self.loss, self.autocast, self.watch = task, loss, autocast, watch or (lambda *_: None)
+        self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
+        self.label_scale, self.batch_size, self.largest = label_scale, batch_size, batch_size
+        self.terms = None if loss is None else find_terms(loss)
+        self.ignored = self.terms.ignore_index if self.terms else None
         self.processes = processes or Processes("cpu")
         index, count = self.processes.index, self.processes.count
-        self.which = {name: domains.examples() for name, domains in self.splits.items()}
-        every = {n: len(splits[n].examples()) if n in limits else len(w) for n, w in self.which.items()}
-        self.sampled = {n: (len(w), every[n]) for n, w in self.which.items() if len(w) < every[n]}
-        order: Any = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
-        self.order = order
+        self.plan = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
         # The first process has the most batches; the others wait for it in as many calls of ``watch``.
         self.rounds = sum(-(-len(w[::count]) // batch_size) for w in self.which.values())
+        sampler: Any = self.plan
         self.loader = MetaBatchLoader(
             examples,
-            order,
+            sampler,
             workers=workers,
             device=self.processes.device,
-            stop=len(order.batches),
+            stop=len(self.plan.batches),
             enter=enter,
         )
 
-    @cached_property
-    def groups(self) -> dict[str, Domains]:
-        """Of every split: its domains as places among its examples."""
-        return {
-            name: Domains(domains.names, domains.offsets, np.searchsorted(self.which[name], domains.indices))
-            for name, domains in self.splits.items()
-        }
-
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
-        wanted: set[str] = {m.needs for m in self.metrics if m.needs in ("class", "output", "counts")}
-        if wanted - {"counts"} and not self.truth:
+        wanted = {m.needs for m in self.metrics} & {"class", "output", "counts"}
+        if wanted - {"counts"}:
             wanted.add("y")
-        if self.ignored is not None:
-            wanted.add("sizes")
-        points, losses, kept = self._pass(model, sorted(wanted))
-        self.truth |= kept.get("y", {})
-        return {name: self._scores(name, points[name], losses[name], kept) for name in self.splits}
+        found = self._pass(model, ["points", *sorted(wanted), *["loss"] * (self.loss is not None)])
+        return {name: self._scores(name, parts) for name, parts in found.items()}
 
     def predict(self, model: nn.Module) -> dict[str, np.ndarray]:
         """For every split what is predicted of each example, in order of index.
@@ -245,84 +229,60 @@ class Evaluator:
         output.
         """
         what = "output" if self.task.kind == "regression" else "class"
-        return self._pass(model, [what])[2][what]
+        return {name: parts[what] for name, parts in self._pass(model, [what]).items()}
 
-    def _pass(self, model: nn.Module, wanted: Sequence[str]) -> Passed:
-        modes = [(module, module.training) for module in model.modules()]
-        training = model.training
-        model.eval()
-        try:
-            with torch.inference_mode():
-                return self._passed(model, wanted)
-        finally:
-            model.train(training)
-            for module, mode in modes:  # one part may be trained and the rest not
-                module.training = mode
-
-    def _passed(self, model: nn.Module, wanted: Sequence[str]) -> Passed:
-        """For every split one number an example, the sum of the losses, and what else is wanted."""
-        device, index, count = self.processes.device, self.processes.index, self.processes.count
-        points = {n: torch.zeros(len(w), device=device) for n, w in self.which.items()}
-        losses = {n: torch.zeros(2, dtype=widest(device), device=device) for n in self.which}
-        kept: dict[str, dict[str, Tensor]] = {what: {} for what in wanted}
+    def _pass(self, model: nn.Module, wanted: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+        """For every split arrays with a row per example."""
+        index, count = self.processes.index, self.processes.count
+        rows: dict[str, dict[str, Tensor]] = {name: {} for name in self.which}
         at = dict.fromkeys(self.which, 0)
-        for (split, indices), batch in zip(self.order.batches, self.loader, strict=True):
-            self._tell(split, at)
-            output, y = self._output(model, batch.x, len(indices)), batch.y
-            losses[split] += self._loss(output, y, batch.weight)
-            own = points[split][index::count]  # a view
-            here = slice(at[split], at[split] + len(indices))
-            own[here] = self._points(output, y)
-            for what in wanted:
-                part = self._part(what, output, y)
-                if split not in kept[what]:
-                    kept[what][split] = part.new_zeros(len(self.which[split]), *part.shape[1:])
-                kept[what][split][index::count][here] = part
-            at[split] += len(indices)
-        for _ in range(self.rounds - len(self.order.batches)):
-            self._tell(list(self.which)[-1], at)
-        together = self.processes.sum([*points.values(), *losses.values()])
-        names = list(self.which)
-        return (
-            dict(zip(names, together, strict=False)),
-            dict(zip(names, together[len(names) :], strict=True)),
-            self._gathered(kept),
-        )
+        with torch.inference_mode(), _evaluating(model):
+            for (split, size), batch in zip(self.plan.batches, self.loader, strict=True):
+                self.watch(split, at[split] * count, len(self.which[split]))
+                here = slice(at[split], at[split] + size)
+                output = self._output(model, batch.x, size)
+                for what in wanted:
+                    part = self._part(what, output, batch, self.sets[split].domain[index::count][here])
+                    if what not in rows[split]:
+                        rows[split][what] = part.new_zeros(len(self.which[split]), *part.shape[1:])
+                    rows[split][what][index::count][here] = part
+                at[split] += size
+            for _ in range(self.rounds - len(self.plan.batches)):
+                self.watch(list(self.which)[-1], 0, 0)
+            return self._gather(rows)
 
-    def _loss(self, output: Any, y: Tensor, weight: Tensor | None) -> Tensor:
-        """The sum of the examples' losses, and what the mean divides it by."""
-        place: dict[str, Any] = {"dtype": widest(y.device), "device": y.device}
-        if self.loss is None:
-            return torch.zeros(2, **place)
-        if self.terms is None or (self.terms.plain and weight is None):
-            # torch.tensor would copy the number to the device, and wait for it there.
-            count = torch.full((), len(y), **place)
-            return torch.stack([self.loss(output, y).to(**place) * count, count])
-        sums, counts = self.terms.sums(output, y).to(**place), self.terms.counts(y).to(**place)
-        if weight is not None:
-            sums, counts = sums * weight, counts * weight
-        return torch.stack([sums.sum(), counts.sum()])
+    def _part(self, what: str, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
+        """What is kept of a batch of outputs: a row per example."""
+        y, kind = batch.y, widest(batch.y.device)
+        if what == "points":  # and how many labels count
+            score = (output - y).square() if self.task.kind == "regression" else self._class(output) == y
+            counted = torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y.ne(self.ignored)
+            score, counts = (score.to(kind) * counted).reshape(len(y), -1), counted.reshape(len(y), -1).sum(1)
+            return torch.stack([score.sum(1) / counts.clamp(min=1), counts], 1)
+        if what == "loss":
+            return self._losses(output, batch, domain).to(kind)
+        if what == "counts":
+            return self._counts(self._class(output), y)
+        return y if what == "y" else output if what == "output" else self._class(output)
 
-    def _points(self, output: Any, y: Tensor) -> Tensor:
-        """One number an example."""
-        score = (output - y).square() if self.task.kind == "regression" else self._class(output) == y
-        score = score.float().reshape(len(y), -1)
-        if self.ignored is None:
-            return score.mean(1)
-        counted = y.ne(self.ignored).reshape(len(y), -1)
-        return (score * counted).sum(1) / counted.sum(1).clamp(min=1)
+    def _losses(self, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
+        """(B, 2): the loss of each example and what the mean divides it by.
+
+        Of a loss whose terms are not known, each example gets the loss of those of its domain in the batch.
+        """
+        assert self.loss is not None
+        if self.terms is not None:
+            both = torch.stack([self.terms.sums(output, batch.y), self.terms.counts(batch.y)], 1)
+            return both if batch.weight is None else both * batch.weight[:, None]
+        both = torch.ones(len(batch.y), 2, dtype=widest(batch.y.device), device=batch.y.device)
+        for number in np.unique(domain):
+            rows = torch.from_numpy(domain == number).to(batch.y.device)
+            both[rows, 0] = self.loss(output[rows], batch.y[rows]).to(both.dtype)
+        return both
 
     def _class(self, output: Tensor) -> Tensor:
         """The predicted classes; in the multi-label task 1 for each label whose logit is positive."""
         return (output > 0).int() if self.task.kind == "multilabel" else output.argmax(1).int()
-
-    def _part(self, what: str, output: Any, y: Tensor) -> Tensor:
-        """What is to be kept of a batch."""
-        if what == "sizes":
-            return y.ne(self.ignored or 0).reshape(len(y), -1).sum(1)
-        if what == "counts":
-            return self._counts(self._class(output), y)
-        return y if what == "y" else output if what == "output" else self._class(output)
 
     def _counts(self, predicted: Tensor, y: Tensor) -> Tensor:
         """(B, 3, classes): positions that were right, true and predicted in each class."""
@@ -330,81 +290,94 @@ class Evaluator:
         counted = torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y != self.ignored
         true, claimed = y.where(counted, classes), predicted.long().where(counted, classes)
         right = true.where(true == claimed, classes)
-        found = y.new_zeros(len(y), 3, classes + 1, dtype=torch.int64)
-        for n, which in enumerate((right, true, claimed)):
-            flat = which.long().reshape(len(y), -1)
-            found[:, n].scatter_add_(1, flat, torch.ones_like(flat))
+        flat = torch.stack([right, true, claimed], 1).long().reshape(len(y), 3, -1)
+        found = flat.new_zeros(len(y), 3, classes + 1).scatter_add_(2, flat, torch.ones_like(flat))
         return found[:, :, :classes]
 
-    def _tell(self, split: str, at: Mapping[str, int]) -> None:
-        if self.watch is not None:
-            total = len(self.which[split])
-            self.watch(split, min(at[split] * self.processes.count, total), total)
+    def _output(self, model: nn.Module, x: Any, size: int) -> Any:
+        """Outputs for ``size`` examples, in halves while they do not fit in memory."""
+        if size > self.largest:
+            parts = slice(0, size // 2), slice(size // 2, size)
+            return torch.cat([self._output(model, cut(x, s), s.stop - s.start) for s in parts])
+        try:
+            with self.autocast():
+                return full_precision(call(model, x))
+        except RuntimeError as error:
+            no_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+            if size == 1 or not no_memory:
+                raise
+        # After the handler: the error's traceback holds what did not fit.
+        if self.largest == self.batch_size:
+            warnings.warn(
+                f"{size:,} examples per evaluation batch do not fit in memory; they are taken in pieces. A "
+                "smaller eval_batch avoids this.",
+                stacklevel=2,
+            )
+        self.largest = size // 2
+        return self._output(model, x, size)
 
-    def _output(self, model: nn.Module, x: Any, count: int) -> Any:
-        """What the model makes of ``count`` examples, in as many pieces as memory asks for."""
-        while True:
-            size = -(-count // self.pieces)
-            try:
-                with self.autocast():
-                    if size == count:
-                        return full_precision(call(model, x))
-                    parts = [call(model, cut(x, slice(a, a + size))) for a in range(0, count, size)]
-                return full_precision(torch.cat(parts))
-            except RuntimeError as error:
-                if size == 1 or not _out_of_memory(error):
-                    raise
-            # After the handler: the error's traceback holds what did not fit.
-            if self.pieces == 1:
-                warnings.warn(
-                    f"{size:,} examples per evaluation batch do not fit in memory; they are taken in pieces. "
-                    "A smaller eval_batch avoids this.",
-                    stacklevel=2,
-                )
-            self.pieces *= 2
-            if self.processes.device.type == "cuda":
-                torch.cuda.empty_cache()
+    def _gather(self, rows: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, np.ndarray]]:
+        """Each process has filled its own rows; one without an example is told how wide they are."""
+        if self.processes.count > 1:
+            shapes = {s: {w: (t.shape, t.dtype) for w, t in parts.items()} for s, parts in rows.items()}
+            for split, parts in self.processes.broadcast(shapes).items():
+                for what, (shape, kind) in parts.items():
+                    empty = torch.zeros(shape, dtype=kind, device=self.processes.device)
+                    rows[split].setdefault(what, empty)
+        every = iter(self.processes.sum([part for parts in rows.values() for part in parts.values()]))
+        return {s: {w: next(every).cpu().numpy() for w in parts} for s, parts in rows.items()}
 
-    def _gathered(self, kept: dict[str, dict[str, Tensor]]) -> Kept:
-        """Each process has filled its own places; one without an example is told how wide they are."""
-        names = list(self.which)
-        if kept and self.processes.count > 1:
-            shapes = {w: {n: (t.shape[1:], t.dtype) for n, t in by.items()} for w, by in kept.items()}
-            for what, by_split in self.processes.broadcast(shapes).items():
-                for name, (shape, kind) in by_split.items():
-                    size = (len(self.which[name]), *shape)
-                    kept[what].setdefault(name, torch.zeros(size, dtype=kind, device=self.processes.device))
-        flat = self.processes.sum([kept[what][name] for what in kept for name in names])
-        arrays = iter(flat)
-        return {what: {name: next(arrays).cpu().numpy() for name in names} for what in kept}
-
-    def _scores(self, name: str, points: Tensor, loss: Tensor, kept: Kept) -> Scores:
-        values = points.cpu().double().numpy()
-        sizes = kept["sizes"][name] if "sizes" in kept else None
-        if sizes is not None and sizes.min() == sizes.max() > 0:
-            sizes = None
+    def _scores(self, name: str, parts: Mapping[str, np.ndarray]) -> Scores:
+        own, (points, weights) = self.sets[name], parts["points"].T
         outcome = Outcome(
-            y=self.truth.get(name, NONE),
-            groups=self.groups[name],
-            points=values,
-            predicted=kept.get("class", {}).get(name, NONE),
-            output=kept.get("output", {}).get(name, NONE),
-            loss=None if self.loss is None else _ratio(*loss.tolist()),
+            y=parts.get("y", NONE),
+            groups=own.groups,
+            points=points,
+            predicted=parts.get("class", NONE),
+            output=parts.get("output", NONE),
+            loss=_mean_loss(own.groups, parts["loss"]) if "loss" in parts else None,
             uncounted=self.uncounted,
-            sizes=sizes,
-            counts=kept.get("counts", {}).get(name, NONE),
-        )
-        outcome = outcome.in_units(*self.label_scale)
-        sampled, test = self.sampled.get(name), name == "test"
-        return scored(outcome, self.task.kind, self.metrics, self.selects, sampled, by_domain=test)
+            weights=None if weights.min() == weights.max() > 0 else weights,
+            counts=parts.get("counts", NONE),
+            full_sizes=own.full_sizes,
+        ).in_units(*self.label_scale)
+        by_domain = name == "test"
+        return scored(outcome, self.task.kind, self.metrics, self.selects, own.sampled, by_domain)
 
 
-def _ratio(total: float, whole: float) -> float:
-    return total / whole if whole else math.nan
+class _Set:
+    """The examples of a split that are scored, as positions in the order of their indices."""
+
+    def __init__(self, which: np.ndarray, domains: Domains, full: Domains) -> None:
+        self.groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
+        self.domain = np.zeros(len(which), np.int64)
+        """The domain of each, or one of its domains."""
+        self.domain[self.groups.indices] = np.repeat(np.arange(len(domains)), domains.sizes)
+        every = len(which) if domains is full else len(full.examples())
+        self.sampled = (len(which), every) if every > len(which) else None
+        self.full_sizes: np.ndarray | None = None
+        if self.sampled:
+            self.full_sizes = full.sizes[[full.number(name) for name in domains.names]]
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def _mean_loss(groups: Domains, losses: np.ndarray) -> float:
+    """The mean over domains; ``losses`` are sums and divisors of the examples."""
+    sums, counts = (np.add.reduceat(v[groups.indices], groups.offsets[:-1]) for v in losses.T)
+    known = counts > 0
+    return float(np.mean(sums[known] / counts[known])) if known.any() else math.nan
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; then every module's own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])
+        for module, mode in modes:
+            module.training = mode
 
 
 def class_labels(examples: Any) -> np.ndarray | None:
@@ -419,7 +392,7 @@ def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Do
     What is chosen depends on the examples' numbers alone, not on a seed. Each class gets its share of a
     domain's sample: the r-th of its c examples, in random order, is at (r + u)/c with a random u in [0, 1),
     and the first ones are taken. So the expected number is right for any class, and the actual one is off by
-    less than one or so. Where there are ten examples or more per class, every class is in the sample.
+    about one at most. With ten examples per class or more, every class is in the sample.
     """
     count, entries = len(domains), domains.indices.astype(np.int64)
     each = max(1, -(-limit // count))
@@ -427,23 +400,20 @@ def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Do
     label = np.zeros(len(entries), np.int64) if labels is None else labels[entries].astype(np.int64)
     chance = key(SAMPLE, entries)
     order = np.lexsort((chance, label, domain))
-    new = np.ones(len(order), bool)
-    new[1:] = (np.diff(domain[order]) != 0) | (np.diff(label[order]) != 0)
-    stratum = np.cumsum(new) - 1
-    starts = np.flatnonzero(new)
+    new = np.append(True, (np.diff(domain[order]) != 0) | (np.diff(label[order]) != 0))
+    stratum, starts = np.cumsum(new) - 1, np.flatnonzero(new)
     sizes = np.diff(np.append(starts, len(order)))
-    rank = np.arange(len(order)) - starts[stratum]
     offset = key(SAMPLE, domain[order][starts], label[order][starts]) / 2.0**64
+    rank = np.arange(len(order)) - starts[stratum]
     place = (rank + offset[stratum]) / sizes[stratum]
     classes = np.bincount(domain[order][starts], minlength=count)
-    place[(rank == 0) & (ROOM * classes <= each)[domain[order]]] = -1.0
+    place[(rank == 0) & (10 * classes <= each)[domain[order]]] = -1.0
     taken = np.lexsort((chance[order], place, domain[order]))  # domains stay where they are
     first = np.arange(len(order)) - domains.offsets[domain[order]] < each
     keep = np.zeros(len(order), bool)
     keep[order[taken[first]]] = True
-    if count > max(limit, MOST_DOMAINS):
-        chosen = np.argsort(key(SAMPLE, np.arange(count)), kind="stable")[: max(limit, MOST_DOMAINS)]
-        keep &= np.isin(domain, chosen)
+    if count > (most := max(limit, MOST_DOMAINS)):
+        keep &= np.isin(domain, np.argsort(key(SAMPLE, np.arange(count)), kind="stable")[:most])
     return domains.filter(keep)
 
 
@@ -454,14 +424,12 @@ class _InOrder:
     domains_per_step = 1
 
     def __init__(self, which: Mapping[str, np.ndarray], size: int) -> None:
-        self.batches = [
-            (name, indices[at : at + size].astype(np.int64))
-            for name, indices in which.items()
-            for at in range(0, len(indices), size)
-        ]
+        parts = {name: np.split(w, range(size, len(w), size)) for name, w in which.items() if len(w)}
+        self.batches = [(name, len(rows)) for name, batches in parts.items() for rows in batches]
+        self._rows = [rows.astype(np.int64)[None] for batches in parts.values() for rows in batches]
 
     def plans(self, start: int, stop: int) -> tuple[None, list[np.ndarray]]:
-        return None, [indices[None] for _, indices in self.batches[start:stop]]
+        return None, self._rows[start:stop]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from shoal.errors import InputError
 from shoal.losses import BINARY, OF_NUMBERS, PROBABILITIES, UNKNOWN_LOSS, Terms, find_terms, shown_loss
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.models.calling import arguments, call
-from shoal.replay import leaves_no_trace
+from shoal.replay import preserve_state
 
 SIZED = 16
 """Examples looked at for the largest, where they differ in size."""
@@ -155,7 +155,7 @@ class Largest(TorchDispatchMode):
 
 def _trial(model: nn.Module, x: Any) -> Any:
     """What the model makes of ``x``, before training and without a trace."""
-    with leaves_no_trace(model):
+    with preserve_state(model):
         return _forward(model, x)
 
 

@@ -1,4 +1,4 @@
-"""Predictions as files, in the form and under the names that WILDS' leaderboard takes, and their scores.
+"""Predictions as files, in the format and under the names that WILDS' leaderboard takes, and their scores.
 
 A file has one line for each example of a split, in the order of the examples' indices: its class, or in
 regression its number. ``fmow_split:id_val_seed:0_epoch:best_pred.csv`` says which split of what it is; a
@@ -20,10 +20,10 @@ from torch import Tensor
 from shoal.data.batch import DomainData, known_labels
 from shoal.data.domains import Domains
 from shoal.data.wilds import SPLITS
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError, check_names, shown
 from shoal.files import write_atomically
 from shoal.training.evaluate import Scores, scored
-from shoal.training.metrics import NONE, Metric, Outcome, metric
+from shoal.training.metrics import NONE, Metric, Outcome, default_metric, metric
 
 if TYPE_CHECKING:
     from shoal.training.setup import Setup
@@ -36,7 +36,7 @@ NAME = re.compile(
 
 
 class Named(NamedTuple):
-    """What a file's name says; ``split`` is as we call it, ``kind`` is ``seed`` or ``fold``."""
+    """What the name of a file says; ``split`` is as we call it, ``kind`` is ``seed`` or ``fold``."""
 
     dataset: str
     split: str
@@ -50,47 +50,33 @@ def file_name(named: Named) -> str:
 
 
 def parse_name(name: str) -> Named | None:
-    """What such a name says, with - for : too; ``None`` for any other name."""
+    """What such a name says, also with - for :; ``None`` for any other name."""
     found = NAME.fullmatch(name)
-    if found is None:
-        return None
-    return Named(found["dataset"], SPLITS.get(found["split"], found["split"]), found["kind"], found["which"])
+    return found and Named(found[1], SPLITS.get(found[2], found[2]), found[3], found[4])
 
 
-def write(training: Setup, folder: Path, dataset: str, replicate: tuple[str, str]) -> list[Path]:
-    """The predictions of a training's model as it is, into ``folder``; ``replicate`` is such as (seed, 0)."""
-    trained = ("train", "validation") if training.options["retrain"] else ("train",)
-    splits = [split for split in training.splits if split not in trained]
-    if not splits:
+def write(setup: Setup, folder: Path, dataset: str, replicate: tuple[str, str]) -> list[Path]:
+    """Write the predictions of a model as it is to ``folder``; ``replicate`` is such as (seed, 0)."""
+    trained = ("train", "validation") if setup.options["retrain"] else ("train",)
+    splits = [split for split in setup.splits if split not in trained]
+    found = setup.evaluator_of(splits, None).predict(setup.model) if splits else {}
+    if not setup.processes.main:
         return []
-    found = training.evaluator_of(splits, None).predict(training.model)
-    if not training.processes.main:
-        return []
-    return [
-        _written(folder, file_name(Named(dataset, split, *replicate)), as_text(values).encode())
-        for split, values in found.items()
-    ]
-
-
-def as_text(values: Array) -> str:
-    """One example a line: whole numbers, or reals in as few digits as give the same number again."""
-    rows = values.reshape(len(values), -1)
-    return "".join(",".join(map(str, row)) + "\n" for row in rows)
-
-
-def _written(folder: Path, name: str, content: bytes) -> Path:
-    for path in (folder / name, folder / name.replace(":", "-")):  # some systems have no colons in names
+    paths = []
+    for split, values in found.items():
+        rows = values.reshape(len(values), -1)  # numbers in as few digits as give the same number again
+        text = "".join(",".join(map(str, row)) + "\n" for row in rows)
+        path = folder / file_name(Named(dataset, split, *replicate))
         try:
-            write_atomically(path, content)
+            write_atomically(path, text.encode())
         except OSError as error:
-            failed = error
-        else:
-            return path
-    raise InputError(f"the predictions could not be written to {folder} ({failed.strerror}).") from failed
+            raise InputError(f"{str(path)!r} could not be written ({error.strerror}).") from error
+        paths.append(path)
+    return paths
 
 
 def read(path: Path, classes: int | None) -> Array:
-    """A file's predictions: classes, or reals where ``classes`` is ``None``. Empty lines do not count."""
+    """Read the predictions of a file: classes, or numbers if ``classes`` is ``None``."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -99,18 +85,21 @@ def read(path: Path, classes: int | None) -> Array:
     right = "a finite number" if classes is None else f"a class, a whole number from 0 to {classes - 1}"
     values = []
     for number, text in enumerate(map(str.strip, lines), 1):
-        value = float(text) if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", text) else None
-        whole = value is not None and 0 <= value < (classes or math.inf) and value == int(value)
-        if whole or (classes is None and value is not None and math.isfinite(value)):
-            values.append(value)
-        elif text:
-            shown = text if len(text) <= 40 else f"{text[:39]}…"
-            raise InputError(f"{str(path)!r}, line {number}: {shown!r} is not {right}.")
+        if not text:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        valid = math.isfinite(value) if classes is None else value in range(classes)
+        if not valid:
+            raise InputError(f"{str(path)!r}, line {number}: {shown(text)} is not {right}.")
+        values.append(value)
     return np.array(values, np.float64 if classes is None else np.int64)
 
 
 def labels_of(examples: Any, which: Array) -> Array:
-    """The labels of these examples; nothing else of them is read where the examples know them by heart."""
+    """The labels of these examples, without reading the examples where the dataset knows their labels."""
     known = known_labels(examples)
     if known is not None and (known.dtype.kind == "f" or bool((known[which] >= 0).all())):
         return known[which]
@@ -119,24 +108,19 @@ def labels_of(examples: Any, which: Array) -> Array:
 
 
 def split_of(data: DomainData, split: str) -> tuple[str, Domains]:
-    """A split by our name or WILDS'."""
+    """A split by our name or that of WILDS."""
     ours = split if split in data.splits else SPLITS.get(split, split)
     check_names("split of this dataset:", [ours], data.splits)
     return ours, data.splits[ours]
 
 
-def measured(data: DomainData) -> list[Metric]:
-    """What predictions alone can be judged by: not what needs a score for each class, nor the loss."""
-    usual = metric("accuracy" if data.classes is not None else "mse")
-    every = [metric(name) for name in data.measures]
-    needs = ("points", "class") if data.classes is not None else ("points", "output")
-    return [m for m in every if m.needs in needs] or [usual]
-
-
 def evaluate(data: DomainData, split: str, predicted: Array) -> tuple[Scores, Mapping[str, Array]]:
-    """Scores of predictions for a split's examples in order of index, and other measures by group."""
+    """Scores of predictions for the examples of a split in order of index, and further scores by group.
+
+    The metrics are those of the dataset, without the ones that need a score for each class or the loss.
+    """
     _, domains = split_of(data, split)
-    which = domains.examples()
+    which, classification = domains.examples(), data.classes is not None
     if len(predicted) != len(which):
         raise InputError(
             f"there are {len(predicted):,} predictions for {len(which):,} examples of split {split!r}; "
@@ -144,17 +128,22 @@ def evaluate(data: DomainData, split: str, predicted: Array) -> tuple[Scores, Ma
         )
     y = labels_of(data.examples, which)
     predicted = np.asarray(predicted).reshape(y.shape)
-    classification = data.classes is not None
     points = (predicted == y).astype(np.float64) if classification else np.square(predicted - y)
     outcome = Outcome(
         y=y,
         groups=Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices)),
-        points=points if points.ndim == 1 else points.reshape(len(points), -1).mean(1),
+        points=points.reshape(len(points), -1).mean(1),
         predicted=predicted if classification else NONE,
         output=NONE if classification else predicted,
         uncounted=data.uncounted,
     )
-    every = measured(data)
-    usual = "accuracy" if classification else "mse"
-    others = {m.of_groups: m.by_group(outcome) for m in every if m.by_group and m.of_groups != usual}
-    return scored(outcome, data.task.kind, every, every[0] if every else None), others
+    default = default_metric(data.task.kind)
+    needs = ("points", "class" if classification else "output")
+    every = [m for m in map(metric, data.measures) if m.needs in needs] or [metric(default)]
+    return scored(outcome, data.task.kind, every, every[0]), _by_group(every, outcome, default)
+
+
+def _by_group(every: list[Metric], outcome: Outcome, default: str) -> dict[str, Array]:
+    """What metrics of groups other than the default metric are in each group."""
+    found = {m.name.split(" ", 1)[1]: m.by_group for m in every if m.by_group is not None}
+    return {name: by_group(outcome) for name, by_group in found.items() if name != default}

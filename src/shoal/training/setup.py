@@ -27,7 +27,7 @@ from shoal.tensors import map_nest
 from shoal.training.engine import Engine, Precision, cannot_accumulate
 from shoal.training.evaluate import Evaluator
 from shoal.training.examine import Examined, check_comparison, check_loss, examine, why_unscored
-from shoal.training.metrics import check_output, chosen
+from shoal.training.metrics import choose_metrics
 from shoal.training.options import SPLITS, make_optimizer, make_schedule, uses_swad
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
@@ -173,9 +173,7 @@ class Setup:
                 raise InputError(f"{why}; give the model one output, or no validation and test data.")
             warnings.warn(f"{why}: nothing is evaluated.", stacklevel=5)
             self.splits = []
-        self.metrics, self.selects = chosen(options["metric"], data.measures, self.task.kind)
-        if any(m.needs in ("class", "output") for m in self.metrics):
-            check_output(self.metrics, tuple(found.output.shape), self.task.kind)
+        self.metrics, self.selects = choose_metrics(options["metric"], data.measures, self.task.kind)
         return found
 
     def _make_fine_tuning(self, x: Any) -> None:
