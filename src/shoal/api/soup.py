@@ -206,7 +206,8 @@ def _evaluate(
             if has_batchnorm(model):
                 training.selection.refresh()
             model.eval()
-            evaluator = training.setup.evaluator_of(splits, None if limit is None else dict.fromkeys(splits, limit))
+            limits = None if limit is None else dict.fromkeys(splits, limit)
+            evaluator = training.setup.evaluator_of(splits, limits)
             with contextlib.closing(evaluator.loader):
                 return evaluator(model)
 

@@ -30,7 +30,7 @@ from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
-from shoal.gradients import Gradient, cosines, gradient, gram_matrix, mean_of_pairs, sign_agreement
+from shoal.gradients import Gradient, cosines, gram_matrix, mean_of_pairs, sign_agreement
 from shoal.replay import preserve_state
 from shoal.training.callbacks import Callback, State
 from shoal.training.engine import Engine

@@ -270,7 +270,7 @@ class Selection(Callback):
                 loader.close()
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"best": None, "start": self.start, "average": None}
+        kept: dict[str, Any] = {"best": None, "start": self.start, "average": None}
         if self.best is not None:
             kept["best"] = {"point": self.best[0].to_dict(), "weights": self.best[1]}
         if self.average is not None:
