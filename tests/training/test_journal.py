@@ -54,10 +54,10 @@ def test_config_has_all_that_it_takes_to_repeat_the_run(monkeypatch: pytest.Monk
     config = RunConfig.from_dict(content["run"])
     assert (config.settings, config.clip) == ({"meta_lr": 0.3}, 1e-05)
     assert config.data_options["per_domain"] == 200
-    assert content["how"]["checkpoint_every"] == 3
+    assert content["options"]["checkpoint_every"] == 3
     assert content["environment"]["torch"] == torch.__version__
     assert content["command"] == "shoal train fish --out 'a folder'"
-    again = run(config, "cpu", folder=Path("again"), how=content["how"])
+    again = run(config, "cpu", folder=Path("again"), options=content["options"])
     assert again.history == RunRecord.from_dict(json.loads((folder / "record.json").read_text())).history
     assert Path("again/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 

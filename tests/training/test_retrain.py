@@ -65,14 +65,14 @@ def test_what_the_record_says(tmp_path: Path) -> None:
     assert record.config.retrain is True
     assert list(record.history[:-1]) == [p.to_dict() for p in search.history]
     assert record.selected == len(search.history)
-    assert set(record.chosen) == {"train", "test"}  # no held-out validation is left
+    assert set(record.scores) == {"train", "test"}  # no held-out validation is left
     assert (
         record.rule
         == run.rule
         == "retrained with the validation data, last step (the search: best on validation)"
     )
     assert len(record.curve("validation")[0]) == len(search.history)
-    assert record.chosen["train"]["sizes"] == [30, 30]
+    assert record.scores["train"]["sizes"] == [30, 30]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [k for k, _ in itertools.groupby(line["phase"] for line in lines)] == ["train", "retrain"]
     loaded = shoal.load(tmp_path / "run", model=network())
