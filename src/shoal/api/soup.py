@@ -206,7 +206,7 @@ def _evaluate(
             if has_batchnorm(model):
                 training.selection.refresh()
             model.eval()
-            limits = None if limit is None else {split: limit for split in splits}
+            limits = None if limit is None else dict.fromkeys(splits, int(limit))
             evaluator = training.setup.evaluator_of(splits, limits)
             with contextlib.closing(evaluator.loader):
                 return evaluator(model)
