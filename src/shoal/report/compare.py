@@ -9,10 +9,10 @@ from typing import Any
 
 from shoal.errors import InputError
 from shoal.experiments.progress import duration
+from shoal.files import as_csv as rows_as_csv
 from shoal.files import dump_json
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, cell, clean, cut, listed, many, number
-from shoal.terminal import as_csv as rows_as_csv
 from shoal.terminal import in_markdown
 
 Result = Mapping[str, Any]

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from shoal.terminal import as_csv, clean
+from shoal.files import as_csv
+from shoal.terminal import clean
 
 NAMED = 8
 """Names in a sentence; files have all."""
