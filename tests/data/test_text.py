@@ -58,10 +58,7 @@ def test_any_number_of_workers_gives_the_same_batches(tiny: str) -> None:
     sampler = DomainBatchSampler(domains, 4, 2, steps=4)
 
     def batches(workers: int) -> list[dict[str, Tensor]]:
-        found = []
-        for each in MetaBatchLoader(examples, sampler, workers=workers, stop=4):
-            found += [b.x for b in (each.split() if hasattr(each, "split") else each)]
-        return found
+        return [batch.x for batch in MetaBatchLoader(examples, sampler, workers=workers, stop=4)]
 
     for a, b in zip(batches(0), batches(2), strict=True):
         assert all(torch.equal(a[k], b[k]) for k in a)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from shoal.training.loop import Training
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -25,7 +26,6 @@ from shoal.gradients import cosine_matrix, gip, gram_matrix, mean_of_pairs
 from shoal.gradients import sign_agreement as agreeing
 from shoal.training.agreement import Agreement, Tracking
 from shoal.training.engine import Engine
-from shoal.training.loop import Training
 from shoal.training.options import complete
 
 

@@ -227,8 +227,7 @@ class _Drawn:
         self.latents, self.size = latents, size
 
     def __call__(self, device: torch.device) -> Tensor:
-        # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels
-        # (benchmarks/cuda_checks.py).
+        # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels.
         where = "cuda" if device.type == "cpu" and torch.cuda.is_available() else device
         return render(self.latents, self.size, device=where).to(device)
 

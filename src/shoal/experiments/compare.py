@@ -268,9 +268,9 @@ def for_seed(base: RunConfig, seed: int) -> RunConfig:
 
 def _checked(config: RunConfig, device: str | None) -> tuple[DomainData, str]:
     """The data of a run, and why it cannot be trained, if it cannot."""
-    training = prepare(config, device)
-    alone = training.task.domains < 2 and training.algorithm.compares_domains
-    return training.data, "needs two training domains" * alone
+    setup = prepare(config, device).setup
+    alone = setup.task.domains < setup.algorithm.min_domains
+    return setup.data, "needs two training domains" * alone
 
 
 def _unknown_labels(data: DomainData, fold: str) -> list[str]:

@@ -14,7 +14,7 @@ from shoal.training.summary import about, example_of
 
 if TYPE_CHECKING:
     from shoal.data.batch import DomainData
-    from shoal.training.loop import Training
+    from shoal.training.setup import Setup
 
 MOST = 50
 """Rows of a table of domains; more are counted."""
@@ -25,7 +25,7 @@ SETTINGS = (*declared(ModelOptions), *declared(TrainingOptions), "holdout", "pro
 
 
 def beside(
-    training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], config: Mapping[str, Any]
+    training: Setup, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, bytes]:
     """The files to put beside the weights of a finished training, by name."""
     content, files = about(

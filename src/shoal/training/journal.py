@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.files import dump_yaml, parse_yaml, read_bytes, write_atomically
-from shoal.training.callbacks import PHASES, Callback
-from shoal.training.checkpoint import Checkpoints, Loaded
+from shoal.training.callbacks import Callback
+from shoal.training.checkpoint import Checkpoints
 from shoal.training.folder import RunFolder
 from shoal.training.processes import Processes
 from shoal.training.tracking import Metrics, TensorBoard, WeightsAndBiases, check_wandb, has_tensorboard
@@ -67,27 +67,32 @@ class Journal:
         if self.processes.main:
             self.folder.__exit__(None, None, None)
 
-    def restore(self) -> Loaded | None:
+    def stage(self, name: str) -> Journal:
+        """That of a stage of a recipe, in a folder of its own."""
+        folder = self.folder.path / "stages" / name.replace(" ", "-")
+        return Journal(folder, self.processes, config=self.config, resume_hint=self.resume_hint)
+
+    def restore(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, if there is one; the log is cut back to where it was."""
         with warnings.catch_warnings():
             if not self.processes.main:  # which would say it again
                 warnings.simplefilter("ignore")
             loaded = self.checkpoints.load()
         step = loaded.step if loaded else None
-        main = self.processes.told(step)
+        main = self.processes.broadcast(step)
         if main != step:
             raise InputError(
                 f"process {self.processes.index} sees the checkpoint of step {step}, the main one that of "
                 f"step {main}: {self.folder.path} must be the same folder for all."
             )
         if self.processes.main:
-            self._open(loaded)
+            self._open(loaded.state if loaded else None)
         self.saved = step
-        return loaded
+        return loaded.state if loaded else None
 
-    def _open(self, loaded: Loaded | None) -> None:
-        known = list(_known(loaded.state)) if loaded else []
-        self.metrics = Metrics(self.folder.metrics, loaded.state["metrics"] if loaded else 0, known)
+    def _open(self, state: dict[str, Any] | None) -> None:
+        known = list(_known(state)) if state else []
+        self.metrics = Metrics(self.folder.metrics, state["metrics"] if state else 0, known)
         earlier = self.metrics.lines()
         if has_tensorboard():
             self.trackers.append(TensorBoard(self.folder.path / "tensorboard", earlier))
@@ -106,18 +111,15 @@ class Journal:
             if callback is not None:
                 callback.write(line)
 
-    def checkpoint(
-        self, step: int, state: dict[str, Any], best: tuple[int, Mapping[str, Any]] | None
-    ) -> bool:
+    def checkpoint(self, step: int, state: dict[str, Any]) -> bool:
         """Whether one was written."""
         if self.metrics is None:
             return False
         try:
             self.hold()
             length = self.metrics.flush()
-            now = state["training"] or {"step": 0, "seconds": 0.0}
-            about = {"step": now["step"], "seconds": now["seconds"]}
-            self.checkpoints.save(step, {**state, "metrics": length}, best, about)
+            about = {"step": state["step"], "seconds": state["seconds"]}
+            self.checkpoints.save(step, {**state, "metrics": length}, None, about)
             self.saved = step
             self._full = False
             return True
@@ -249,16 +251,13 @@ def _is_there(path: Path, content: bytes) -> bool:
 
 def _known(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of the log that a checkpoint can tell again, in order: what was measured."""
-    for phase in PHASES:
-        part = state.get("training" if phase == "train" else phase) or {}
-        tracked = [{"phase": "agreement", **found} for found in part.get("agreement") or ()]
-        points = [
-            {"phase": phase, "step": point["step"], "scores": point["scores"]}
-            for point in part.get("history") or ()
-        ]
-        yield from sorted([*tracked, *points], key=lambda line: int(line["step"]))
-        if part:
-            yield {"phase": phase, "step": part["step"], "seconds": round(part["seconds"], 3)}
+    stage = state["made_with"]["stage"]
+    tracked = [{"phase": "agreement", **found} for found in (state["tracking"] or {}).get("found", ())]
+    points = [
+        {"phase": stage, "step": point["step"], "scores": point["scores"]} for point in state["history"]
+    ]
+    yield from sorted([*tracked, *points], key=lambda line: int(line["step"]))
+    yield {"phase": stage, "step": state["step"], "seconds": round(state["seconds"], 3)}
 
 
 def _made(beside: Callable[[], Mapping[str, bytes]] | None) -> Mapping[str, bytes]:

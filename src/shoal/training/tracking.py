@@ -21,9 +21,11 @@ from typing import Any
 
 from shoal.errors import InputError
 from shoal.files import parse_json, read_bytes, write_atomically
-from shoal.training.callbacks import PHASES, Callback, State
+from shoal.training.callbacks import Callback, State
 
 MOST = 50
+PHASES = ("warm start", "train", "retrain warm start", "retrain")
+"""Of a run, in their order."""
 """Trackers draw a curve for each domain up to so many domains."""
 
 
