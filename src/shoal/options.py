@@ -62,8 +62,8 @@ class Text:
 HEAD = Text(r"plateau|head(:[1-9][0-9]{0,8})?", "'plateau', 'head' or 'head:STEPS'")
 SHARE = r"0?\.0*[1-9][0-9]*"
 AVERAGE = Text(
-    rf"sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
-    "'sma', 'sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
+    rf"(online-)?sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
+    "'sma', 'sma:START', 'online-sma', 'online-sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
 )
 DECAY = rf"(cosine|linear|step:(1|{SHARE}):[1-9][0-9]*)"
 SCHEDULE = Text(

@@ -17,8 +17,7 @@ from typing_extensions import Unpack
 from shoal.errors import InputError, shown
 from shoal.options import FitOptions, declared, with_defaults
 from shoal.settings import coerce
-from shoal.training.averaging import EMA, SMA, SWAD
-from shoal.training.averaging import Average as Average
+from shoal.training import averaging
 from shoal.training.callbacks import Callback
 from shoal.training.engine import HALF, Precision
 from shoal.training.metrics import metric
@@ -49,8 +48,7 @@ def complete(**options: Unpack[FitOptions]) -> FitOptions:
     for callback in full["callbacks"]:
         if not isinstance(callback, Callback):
             raise InputError(f"must be instances of shoal.Callback, got {shown(callback)}.", "callbacks")
-    if (start := _sma_start(full)) > full["steps"]:
-        raise InputError(f"starts at step {start:,}, after the last of {full['steps']:,}.", "average")
+    averaging.make_average(full["average"], full["steps"])
     return full
 
 
@@ -104,18 +102,8 @@ def schedule_factor(schedule: str, steps: int, step: int) -> float:
     return factor
 
 
-def make_average(options: FitOptions) -> Average | None:
-    kind, _, number = (options["average"] or "").partition(":")
-    if kind == "swad":
-        return SWAD(ratio=float(number or 1.3))
-    if kind == "ema":
-        return EMA(float(number or 0.999))
-    return SMA(_sma_start(options)) if kind == "sma" else None
-
-
-def _sma_start(options: FitOptions) -> int:
-    kind, _, number = (options["average"] or "").partition(":")
-    return int(number or max(1, options["steps"] // 10)) if kind == "sma" else 0
+def make_average(options: FitOptions) -> averaging.SMA | None:
+    return averaging.make_average(options["average"], options["steps"])
 
 
 def uses_swad(options: FitOptions) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.training.averaging import SMA
 from shoal.training.options import probes_head, uses_swad
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def plan(search: Training) -> Plan:
     point, rule = search.selection.selected
     steps, average, options = point.step, search.average, search.options
     changes: dict[str, Any] = {"average": options["average"]}
-    first = average.start if isinstance(average, SMA) else 0
+    first = average.start if options["average"] and options["average"].startswith("sma") else 0  # type: ignore[union-attr]
     if uses_swad(options):  # the mean over the same steps
         first, steps = average.span if average and average.span else (steps + 1, steps)
     if first:  # unless the selected weights are from before the averaging
