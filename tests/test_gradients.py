@@ -5,19 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
-import weakref
 from functools import partial
-from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,22 +22,25 @@ from shoal.errors import InputError
 from shoal.gradients import (
     and_mask,
     backward,
+    cosine_matrix,
     curvature,
     gip,
     gradient,
+    gram_matrix,
     idgm_backward,
     iga_backward,
     inner_product,
     losses_by_domain,
     match,
+    mean_of_pairs,
     moved,
     pcgrad,
     sand_mask,
+    sign_agreement,
 )
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64, the same derivative by another route
 DIFFERENCES = {"rtol": 1e-4, "atol": 1e-7}  # float64, a forward difference of length 1e-6
-
 FORMS = pytest.mark.parametrize(
     ("normalize", "softening"),
     [(False, 0.0), (True, 0.0), (True, 0.3)],
@@ -58,18 +55,12 @@ def mlp():
 
 def convnet():
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3),
-        nn.Tanh(),
-        nn.AvgPool2d(2),
-        nn.Conv2d(4, 4, 2),
-        nn.SiLU(),
-        nn.Flatten(),
-        nn.Linear(16, 3),
+        nn.Conv2d(2, 4, 3), nn.Tanh(), nn.AvgPool2d(2), nn.SiLU(), nn.Flatten(), nn.Linear(36, 3)
     )
 
 
-def problem(make, domains, seed=0, dtype=torch.float64, batch=7, see=lambda output: output):
-    """A model and one batch a domain, each with its own shift."""
+def problem(make, domains, seed=0, dtype=torch.float64, batch=7):
+    """A model and one batch per domain, each with its own shift."""
     torch.manual_seed(seed)
     model = make().to(dtype)
     shape = (batch, 2, 8, 8) if isinstance(model[0], nn.Conv2d) else (batch, 4)
@@ -77,19 +68,12 @@ def problem(make, domains, seed=0, dtype=torch.float64, batch=7, see=lambda outp
         (torch.randn(shape, dtype=dtype) * (1 + 0.2 * i) + 0.3 * i, torch.randint(0, 3, (batch,)))
         for i in range(domains)
     ]
-    losses = [lambda x=x, y=y: cross_entropy(see(model(x)), y) for x, y in batches]
-    return model, list(model.parameters()), losses
+    return model, list(model.parameters()), [lambda x=x, y=y: cross_entropy(model(x), y) for x, y in batches]
 
 
 def assert_close(found, expected, **tolerance):
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
-
-
-def relative_error(found, expected):
-    difference = [a.double() - b.double() for a, b in zip(found, expected, strict=True)]
-    size = [b.double() for b in expected]
-    return (inner_product(difference, difference) / inner_product(size, size)).sqrt().item()
 
 
 def random_gradients(domains, seed=0):
@@ -100,23 +84,26 @@ def random_gradients(domains, seed=0):
     ]
 
 
-# The value
-
-
-@pytest.mark.parametrize("domains", [2, 3, 5, 11])
-def test_gip_is_the_mean_over_pairs(domains):
-    gradients = random_gradients(domains)
-    torch.testing.assert_close(gip(gradients), naive.mean_inner_product(gradients), **EXACT)
-    torch.testing.assert_close(gip(gradients, normalize=True), naive.mean_cosine(gradients), **EXACT)
+# Values
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_gip_can_be_differentiated(normalize):
-    gradients = [[t.requires_grad_() for t in g] for g in random_gradients(3)]
+@pytest.mark.parametrize("domains", [2, 3, 11])
+def test_gip_is_the_mean_over_pairs_and_so_is_its_derivative(domains, normalize):
+    gradients = [[t.requires_grad_() for t in g] for g in random_gradients(domains)]
     every = [t for g in gradients for t in g]
-    value = naive.mean_cosine(gradients) if normalize else naive.mean_inner_product(gradients)
-    found = torch.autograd.grad(gip(gradients, normalize=normalize), every)
-    assert_close(found, torch.autograd.grad(value, every), **EXACT)
+    found, expected = gip(gradients, normalize=normalize), naive.mean_inner_product(gradients)
+    matrix = gram_matrix(gradients)
+    if normalize:
+        expected, matrix = naive.mean_cosine(gradients), cosine_matrix(gradients)
+    torch.testing.assert_close(found, expected, **EXACT)
+    torch.testing.assert_close(mean_of_pairs(matrix), expected, **EXACT)
+    assert_close(torch.autograd.grad(found, every), torch.autograd.grad(expected, every), **EXACT)
+
+
+def test_sign_agreement():
+    one, two = torch.tensor([1.0, -1.0, 2.0, 0.0]), torch.tensor([2.0, 1.0, 0.0, 0.0])
+    assert sign_agreement([[one], [two]]).item() == pytest.approx((1 + 0 + 0.5) / 3)
 
 
 def test_a_zero_gradient_has_cosine_zero_and_no_nan():
@@ -126,47 +113,36 @@ def test_a_zero_gradient_has_cosine_zero_and_no_nan():
     value = gip([first, zero, second], normalize=True)
     torch.testing.assert_close(value, naive.mean_cosine([first, second]) / 3, **EXACT)
     assert all(slope.isfinite().all() for slope in torch.autograd.grad(value, every))
-    assert gip([zero, zero], normalize=True) == 0
+    assert (cosine_matrix([first, zero, second])[1] == 0).all()
 
 
 def test_gradient_has_zeros_where_the_loss_does_not_reach():
     used, unused = (torch.ones(2, requires_grad=True) for _ in range(2))
-    found = gradient((used**2).sum(), [used, unused])
-    assert_close(found, [torch.full((2,), 2.0), torch.zeros(2)])
+    assert_close(gradient((used**2).sum(), [used, unused]), [torch.full((2,), 2.0), torch.zeros(2)])
 
 
-# Its gradient
+# The gradient of the measure
 
 
 @pytest.mark.parametrize("make", [mlp, convnet])
-@pytest.mark.parametrize("domains", [2, 3, 5])
-@FORMS
-def test_exact_match_is_the_derivative_of_the_double_loop(make, domains, normalize, softening):
+@pytest.mark.parametrize("domains", [2, 5])
+@pytest.mark.parametrize("form", ["raw", "normalised", "softened", "variance"])
+def test_match_is_the_derivative_of_the_double_loop(make, domains, form):
     _, params, losses = problem(make, domains)
-    found = match(losses, params, normalize=normalize, softening=softening)
+    given = {"normalize": form in ("normalised", "softened"), "softening": 0.3 * (form == "softened")}
     values = [loss() for loss in losses]
-    mean, value, slope = naive.match(values, params, normalize=normalize, softening=softening)
-    assert_close(found.losses, torch.stack(values).detach(), rtol=0, atol=0)
-    assert_close(found.mean, mean, **EXACT)
-    torch.testing.assert_close(found.value, value, **EXACT)
-    assert_close(found.slope, slope, **EXACT)
-    assert not any(t.requires_grad for t in [found.losses, found.value, *found.mean, *found.slope])
+    if form == "variance":
+        given = {"measure": "variance"}
+        mean, value, slope = naive.variance(values, params)
+    else:
+        mean, value, slope = naive.match(values, params, **given)
     assert max(t.abs().max() for t in slope) > 1e-3  # the comparison is of something
-
-
-@pytest.mark.parametrize("make", [mlp, convnet])
-@pytest.mark.parametrize("domains", [2, 3, 5])
-@FORMS
-def test_finite_differences_match_the_double_loop(make, domains, normalize, softening):
-    _, params, losses = problem(make, domains)
-    found = match(
-        losses, params, normalize=normalize, softening=softening, method="finite-difference", radius=1e-6
-    )
-    values = [loss() for loss in losses]
-    mean, value, slope = naive.match(values, params, normalize=normalize, softening=softening)
-    assert_close(found.mean, mean, **EXACT)
-    torch.testing.assert_close(found.value, value, **EXACT)
-    assert_close(found.slope, slope, **DIFFERENCES)
+    for method, near in (("exact", EXACT), ("finite-difference", DIFFERENCES)):
+        found = match(losses, params, method=method, radius=1e-6, **given)
+        assert_close(found.losses, torch.stack(values).detach(), rtol=0, atol=0)
+        assert_close([*found.mean, found.value], [*mean, value], **EXACT)
+        assert_close(found.slope, slope, **near)
+        assert not any(t.requires_grad for t in [found.losses, found.value, *found.mean, *found.slope])
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -174,13 +150,11 @@ def test_the_error_of_finite_differences_is_proportional_to_the_radius(normalize
     """So ``radius`` is the length of the displacement, whatever the length of v."""
     _, params, losses = problem(mlp, 3)
     exact = match(losses, params, normalize=normalize).slope
-    errors = [
-        relative_error(
-            match(losses, params, normalize=normalize, method="finite-difference", radius=r).slope,
-            exact,
-        )
-        for r in (1e-3, 1e-4)
-    ]
+    errors = []
+    for radius in (1e-3, 1e-4):
+        near = match(losses, params, normalize=normalize, method="finite-difference", radius=radius).slope
+        apart = [a - b for a, b in zip(near, exact, strict=True)]
+        errors.append(inner_product(apart, apart).sqrt().item())
     assert errors[0] / errors[1] == pytest.approx(10, rel=0.05)
 
 
@@ -189,43 +163,79 @@ def test_the_error_of_finite_differences_is_proportional_to_the_radius(normalize
 def test_a_domain_without_gradient(method, normalize, softening):
     """It contributes no cosine and no NaN, and to the raw form what the double loop says."""
     _, params, losses = problem(mlp, 2)
+    options = {"normalize": normalize, "softening": softening, "method": method, "radius": 1e-6}
     nothing = lambda: sum((p * 0).sum() for p in params)  # noqa: E731
-    found = match(
-        [*losses, nothing], params, normalize=normalize, softening=softening, method=method, radius=1e-6
-    )
-    pair = match(losses, params, normalize=normalize, softening=softening, method=method, radius=1e-6)
+    found, pair = match([*losses, nothing], params, **options), match(losses, params, **options)
     torch.testing.assert_close(found.value, pair.value / 3, **EXACT)
     assert_close(found.slope, [t / 3 for t in pair.slope], rtol=1e-6, atol=1e-9)
-    alone = match([nothing, nothing], params, normalize=normalize, softening=softening, method=method)
+    alone = match([nothing, nothing], params, **options)
     assert alone.value == 0
     assert all((t == 0).all() for t in alone.slope)
 
 
-# Wrong input
+@METHODS
+def test_identical_domains(method):
+    """The variance is zero and not less; the cosine is one."""
+    _, params, losses = problem(mlp, 1, dtype=torch.float32)
+    found = match(losses * 3, params, measure="variance", method=method)
+    assert 0 <= found.value < 1e-6
+    assert all(t.abs().max() < 1e-5 for t in found.slope)
+    assert match(losses * 3, params, normalize=True, method=method).value == pytest.approx(1, abs=1e-6)
 
 
-def test_fewer_than_two_domains_are_refused():
-    _, params, losses = problem(mlp, 1)
-    with pytest.raises(InputError, match="at least 2 of them, got 1"):
-        match(losses, params)
-    with pytest.raises(InputError, match="at least 2 of them, got 0"):
-        gip([])
+def test_the_trust_ratio_limits_the_second_term():
+    _, params, losses = problem(mlp, 3)
+    found = match(losses, params, normalize=True)
+    mean, slope = (inner_product(g, g).sqrt() for g in (found.mean, found.slope))
+    for weight, trust in ((-1e3, 0.9), (torch.tensor(-1e3).double(), 0.9), (-1e-3, 0.9), (2.0, None)):
+        factor = weight if trust is None or abs(weight) * slope < trust * mean else -trust * mean / slope
+        expected = [m + factor * s for m, s in zip(found.mean, found.slope, strict=True)]
+        assert_close(found.gradient(weight, trust), expected, **EXACT)
 
 
-# Finite differences in practice
+@METHODS
+@FORMS
+def test_shares_of_two_processes_make_up_the_whole(method, normalize, softening):
+    """Two threads, each with its part of every batch, meet wherever gradients become one."""
+    model, params, _ = problem(mlp, 3)
+    torch.manual_seed(2)
+    data = [(torch.randn(7, 4).double() + 0.3 * i, torch.randint(0, 3, (7,))) for i in range(3)]
+    settings = {"normalize": normalize, "softening": softening, "method": method}
+    whole = match([lambda x=x, y=y: cross_entropy(model(x), y) for x, y in data], params, **settings)
+    models = [copy.deepcopy(model) for _ in range(2)]
+    gate, lying, found = threading.Barrier(2, timeout=20), {}, {}
+
+    def work(rank):
+        own, rows = models[rank], (slice(0, 3), slice(3, 7))[rank]
+
+        def average(gradients):
+            lying[rank] = [g * (3 / 7, 4 / 7)[rank] for g in gradients]
+            gate.wait()
+            total = [a + b for a, b in zip(lying[0], lying[1], strict=True)]
+            gate.wait()
+            return total
+
+        losses = [lambda x=x[rows], y=y[rows]: cross_entropy(own(x), y) for x, y in data]
+        found[rank] = match(losses, list(own.parameters()), average=average, **settings)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(2):
+        assert_close([*found[rank].mean, found[rank].value], [*whole.mean, whole.value], **EXACT)
+        assert_close(found[rank].slope, whole.slope, **EXACT)
 
 
-@pytest.mark.parametrize("fails_at", [1, 3, 5, 6])  # in the first sweep; in the second at each domain but one
+@pytest.mark.parametrize("fails_at", [1, 3, 5, 6])  # in the first sweep; in the second
 def test_finite_differences_put_the_parameters_back_when_a_loss_raises(fails_at):
     model, params, losses = problem(mlp, 3)
-    before = copy.deepcopy(model.state_dict())
-    calls = 0
+    before, calls = copy.deepcopy(model.state_dict()), itertools.count(1)
 
     def counted(loss):
         def call():
-            nonlocal calls
-            calls += 1
-            if calls == fails_at:
+            if next(calls) == fails_at:
                 raise ZeroDivisionError
             return loss()
 
@@ -234,146 +244,6 @@ def test_finite_differences_put_the_parameters_back_when_a_loss_raises(fails_at)
     with pytest.raises(ZeroDivisionError):
         match([counted(loss) for loss in losses], params, method="finite-difference", model=model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-# Losses in parts, and shares of several processes
-
-
-def pieces_of(model, domains, cuts, batch=7):
-    """Every domain's loss over slices of its batch."""
-    torch.manual_seed(2)
-    data = [(torch.randn(batch, 4).double() + 0.3 * i, torch.randint(0, 3, (batch,))) for i in range(domains)]
-    ends = [0, *cuts, batch]
-    spans = [slice(a, b) for a, b in itertools.pairwise(ends)]
-    return [
-        [((s.stop - s.start) / batch, lambda x=x[s], y=y[s]: cross_entropy(model(x), y)) for s in spans]
-        for x, y in data
-    ]
-
-
-@METHODS
-@FORMS
-def test_parts_make_up_the_whole(method, normalize, softening):
-    model, params, _ = problem(mlp, 3)
-    settings = {"normalize": normalize, "softening": softening, "method": method}
-    whole = match([parts[0][1] for parts in pieces_of(model, 3, [])], params, **settings)
-    for cuts in ([3], [1, 2, 5]):
-        found = match(pieces_of(model, 3, cuts), params, **settings)
-        assert_close([found.losses, found.value], [whole.losses, whole.value], **EXACT)
-        assert_close(found.mean, whole.mean, **EXACT)
-        assert_close(found.slope, whole.slope, **EXACT)
-
-
-@METHODS
-@FORMS
-def test_shares_make_up_the_whole(method, normalize, softening):
-    """Two threads, each with its part of every batch, meet wherever gradients become one."""
-    model, params, _ = problem(mlp, 3)
-    settings = {"normalize": normalize, "softening": softening, "method": method}
-    whole = match([parts[0][1] for parts in pieces_of(model, 3, [])], params, **settings)
-    models = [copy.deepcopy(model) for _ in range(2)]
-    gate, lying, found = threading.Barrier(2, timeout=20), {}, {}
-    shared = [pieces_of(m, 3, [3]) for m in models]
-
-    def work(rank):
-        def average(gradients):
-            lying[rank] = [g * (3 / 7, 4 / 7)[rank] for g in gradients]
-            gate.wait()
-            total = [a + b for a, b in zip(lying[0], lying[1], strict=True)]
-            gate.wait()
-            return total
-
-        losses = [parts[rank][1] for parts in shared[rank]]
-        found[rank] = match(losses, list(models[rank].parameters()), average=average, **settings)
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rank in range(2):
-        assert_close(found[rank].mean, whole.mean, **EXACT)
-        torch.testing.assert_close(found[rank].value, whole.value, **EXACT)
-        assert_close(found[rank].slope, whole.slope, **EXACT)
-    assert_close([found[0].losses * 3 / 7 + found[1].losses * 4 / 7], [whole.losses], **EXACT)
-
-
-# Memory
-
-
-class _Applied(nn.Module):
-    def forward(self, x):
-        return Watched.apply(x)
-
-
-class Watched(torch.autograd.Function):
-    """The identity, counting how many of its graph nodes are alive at once."""
-
-    alive: ClassVar[weakref.WeakSet] = weakref.WeakSet()
-    most = 0
-
-    @staticmethod
-    def forward(ctx, x):
-        Watched.alive.add(ctx)
-        Watched.most = max(Watched.most, len(Watched.alive))
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-class Allocated(TorchDispatchMode):
-    """The most bytes that tensors made in this block take at a time."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.most = {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **kwargs or {})
-        old = {t.untyped_storage()._cdata for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata in old:  # a view
-                    continue
-                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.alive = {key: pair for key, pair in self.alive.items() if not pair[0].expired()}
-        self.most = max(self.most, sum(size for _, size in self.alive.values()))
-        return result
-
-
-@METHODS
-@pytest.mark.parametrize("normalize", [False, True])
-def test_how_many_graphs_are_in_memory_at_a_time(method, normalize):
-    """Exact second derivatives keep one per domain; finite differences, and losses in parts, one in all."""
-    for parts in (False, True):
-        Watched.alive, Watched.most = weakref.WeakSet(), 0
-        _, params, losses = problem(mlp, 5, see=Watched.apply)
-        given = [[(0.5, loss), (0.5, loss)] for loss in losses] if parts else losses
-        match(given, params, method=method, normalize=normalize)
-        assert Watched.most == (5 if method == "exact" and not parts else 1)
-        assert len(Watched.alive) == 0
-
-    peaks = []
-    for domains in (2, 5):
-        _, params, losses = problem(mlp, domains, batch=2000)
-        with Allocated() as allocated:
-            match(losses, params, method=method, normalize=normalize)
-        peaks.append(allocated.most)
-    with Allocated() as allocated:
-        gradient(losses[0](), params)
-    with Allocated() as together:
-        gradient(torch.stack([loss() for loss in losses]).mean(), params)
-    if method == "exact":
-        assert peaks[1] < 1.7 * together.most
-    else:
-        assert peaks[1] == pytest.approx(peaks[0], rel=0.05)
-        assert allocated.most <= peaks[0] < 4 * allocated.most
-
-
-# Second passes: statistics and masks
 
 
 class Noisy(nn.Module):
@@ -422,48 +292,6 @@ def test_the_second_pass_sees_the_same_masks_and_moves_no_statistics(method, nor
     assert all(torch.equal(once[name], value) for name, value in model.state_dict().items())
 
 
-# The variance of the gradients
-
-
-@pytest.mark.parametrize("make", [mlp, convnet])
-@pytest.mark.parametrize("domains", [2, 3, 5])
-def test_the_variance_and_its_slope_are_those_of_the_double_loop(make, domains):
-    _, params, losses = problem(make, domains)
-    found = match(losses, params, measure="variance")
-    values = [loss() for loss in losses]
-    mean, value, slope = naive.variance(values, params)
-    assert_close(found.losses, torch.stack(values).detach(), rtol=0, atol=0)
-    assert_close(found.mean, mean, **EXACT)
-    torch.testing.assert_close(found.value, value, **EXACT)
-    assert_close(found.slope, slope, **EXACT)
-    assert max(t.abs().max() for t in slope) > 1e-3
-    near = match(losses, params, measure="variance", method="finite-difference", radius=1e-6)
-    assert_close(near.slope, slope, **DIFFERENCES)
-    torch.testing.assert_close(near.value, value, **EXACT)
-
-
-@METHODS
-def test_the_variance_of_identical_domains_is_zero_and_not_less(method):
-    for seed in range(5):
-        _, params, losses = problem(mlp, 1, seed=seed, dtype=torch.float32)
-        found = match(losses * 3, params, measure="variance", method=method)
-        assert 0 <= found.value < 1e-6
-        assert all(t.abs().max() < 1e-5 for t in found.slope)
-
-
-@METHODS
-def test_parts_make_up_the_whole_of_the_variance(method):
-    _, params, losses = problem(mlp, 3)
-    whole = match(losses, params, measure="variance", method=method, radius=1e-6)
-    halves = [[(0.25, loss), (0.75, loss)] for loss in losses]
-    found = match(halves, params, measure="variance", method=method, radius=1e-6)
-    torch.testing.assert_close(found.value, whole.value, **EXACT)
-    assert_close(found.slope, whole.slope, **(EXACT if method == "exact" else DIFFERENCES))
-
-
-# Moving the parameters, and curvature
-
-
 def test_moved_parameters_are_elsewhere_and_come_back_to_the_bit():
     _, params, losses = problem(mlp, 1, dtype=torch.float32)
     start = [p.detach().clone() for p in params]
@@ -477,34 +305,6 @@ def test_moved_parameters_are_elsewhere_and_come_back_to_the_bit():
             params[1].data += 1  # whatever happens to them there
         assert_close([p.detach() for p in params], start, rtol=0, atol=0)
     assert all(p.requires_grad and p.is_leaf for p in params)
-
-
-@pytest.mark.parametrize("domains", [1, 2, 3])
-def test_curvature_is_the_hessian_of_the_mean_times_a_vector(domains):
-    """The Hessian row by row."""
-    _, params, losses = problem(mlp, domains)
-    torch.manual_seed(1)
-    v = [torch.randn_like(p) for p in params]
-    mean = sum(loss() for loss in losses) / domains
-    first = torch.cat([g.reshape(-1) for g in torch.autograd.grad(mean, params, create_graph=True)])
-    rows = [torch.autograd.grad(g, params, retain_graph=True, allow_unused=True) for g in first]
-    hessian = torch.stack(
-        [
-            torch.cat(
-                [
-                    (torch.zeros_like(p) if h is None else h).reshape(-1)
-                    for h, p in zip(row, params, strict=True)
-                ]
-            )
-            for row in rows
-        ]
-    )
-    expected = hessian @ torch.cat([t.reshape(-1) for t in v])
-    found = curvature(losses, params, v)
-    torch.testing.assert_close(torch.cat([t.reshape(-1) for t in found]), expected, **EXACT)
-    assert expected.abs().max() > 1e-2
-    parts = [[(0.4, loss), (0.6, loss)] for loss in losses]
-    assert_close(curvature(parts, params, v), found, **EXACT)
 
 
 # In a loop of one's own: the same as in shoal.fit and as by explicit loops
@@ -622,7 +422,27 @@ def test_a_loop_of_ones_own_ends_where_fit_does_and_where_explicit_loops_do(name
         assert not torch.equal(value, start[key])
 
 
+@pytest.mark.parametrize("params", ["module", "optimizer", "list"])
+def test_what_second_derivatives_are_taken_for(params):
+    model = Noisy().double()
+    x, y = dataset(3)
+    losses = {d: lambda d=d: cross_entropy(model(x[d]), y[d]) for d in range(3)}
+    given = {
+        "module": {"params": model},
+        "optimizer": {"params": adam(model.parameters()), "model": model},
+        "list": {"params": model.parameters(), "model": model},
+    }
+    found = idgm_backward(losses, method="finite-difference", **given[params])
+    assert model.passes == 3
+    assert_close([p.grad for p in model.parameters()], found.gradient(-1.0, 0.9), **EXACT)
+
+
 COMBINES = pytest.mark.parametrize("combine", [pcgrad, and_mask, sand_mask])
+
+
+def three_losses(model):
+    x, y = dataset(3)
+    return {d: cross_entropy(model(x[d]), y[d]) for d in range(3)}
 
 
 @COMBINES
@@ -630,24 +450,29 @@ def test_one_pass_of_a_mixed_batch_is_as_good_as_one_pass_for_each_domain(combin
     x, y = dataset()
     ids = torch.tensor([7, 2, 40, 3])
     apart, mixed = network(norm=False), network(norm=False)
-    first = backward(
-        {int(d): cross_entropy(apart(x[i]), y[i]) for i, d in sorted(enumerate(ids), key=lambda p: p[1])},
-        apart,
-        combine,
-    )
+    each = {int(ids[i]): cross_entropy(apart(x[i]), y[i]) for i in ids.argsort().tolist()}
+    first = backward(each, apart, combine)
     order = torch.randperm(y.numel())
-    domain = ids.repeat_interleave(y.shape[1])[order]
     each = cross_entropy(mixed(x.flatten(0, 1)[order]), y.flatten()[order], reduction="none")
-    losses = losses_by_domain(each, domain)
+    losses = losses_by_domain(each, ids.repeat_interleave(y.shape[1])[order])
     assert list(losses) == [2, 3, 7, 40]
     second = backward(losses, mixed.parameters(), combine)
-    assert_close(second, first, **EXACT)
+    for a, b in zip(first, second, strict=True):
+        assert_close(a, b, **EXACT)
     assert_close([p.grad for p in mixed.parameters()], [p.grad for p in apart.parameters()], **EXACT)
 
 
-def three_losses(model, **options):
-    x, y = dataset(3)
-    return {d: cross_entropy(model(x[d]), y[d], **options) for d in range(3)}
+def test_a_module_combines_a_matrix():
+    """As the aggregators of torchjd do."""
+
+    class Weighted(nn.Module):
+        def forward(self, matrix):
+            return torch.tensor([0.5, 0.2, 0.3], dtype=matrix.dtype) @ matrix
+
+    model = network(norm=False)
+    gradients = backward(three_losses(model), model, Weighted())
+    expected = [0.5 * a + 0.2 * b + 0.3 * c for a, b, c in zip(*gradients, strict=True)]
+    assert_close([p.grad for p in model.parameters()], expected, **EXACT)
 
 
 def test_gradients_are_added_to_those_there_are_and_freed_graphs_stay_freed():
@@ -665,33 +490,12 @@ def test_gradients_are_added_to_those_there_are_and_freed_graphs_stay_freed():
 def test_parameters_that_are_frozen_or_that_few_losses_reach():
     shared, first, nobody, frozen = (torch.ones(2, requires_grad=True) for _ in range(4))
     frozen.requires_grad_(False)
-    seen = []
-
-    def first_of(gradients):
-        seen.extend(gradients)
-        return gradients[0]
-
     losses = {"a": (shared * first * frozen).sum(), "b": (2 * shared).sum()}
-    backward(losses, [shared, first, nobody, frozen, shared], first_of)
-    assert_close(seen[1], [torch.full((2,), 2.0), torch.zeros(2), torch.zeros(2)])
+    found = backward(losses, [shared, first, nobody, frozen, shared], lambda gradients: gradients[0])
+    assert_close(found[1], [torch.full((2,), 2.0), torch.zeros(2), torch.zeros(2)])
     assert_close([shared.grad, first.grad], [torch.ones(2), torch.ones(2)])
     assert nobody.grad is None
     assert frozen.grad is None
-
-
-@COMBINES
-def test_losses_of_a_loss_scale(combine):
-    plain, scaled = network(norm=False), network(norm=False)
-    first = backward(three_losses(plain), plain, combine)
-    losses = {d: loss * 1024 for d, loss in three_losses(scaled).items()}
-    second = backward(losses, scaled, combine, scale=torch.tensor(1024.0))
-    assert_close(second, first, **EXACT)
-    expected = [p.grad * 1024 for p in plain.parameters()]
-    assert_close([p.grad for p in scaled.parameters()], expected, **EXACT)
-    if combine is not sand_mask:
-        scaled.zero_grad()
-        backward({d: loss * 1024 for d, loss in three_losses(scaled).items()}, scaled, combine)
-        assert_close([p.grad for p in scaled.parameters()], expected, **EXACT)
 
 
 @COMBINES
@@ -709,79 +513,63 @@ def test_gradients_that_vanish_or_are_the_same(combine):
 
 def test_the_mean_of_several_processes_is_taken_before_gradients_are_combined():
     model = network(norm=False)
-    calls = []
-
-    def average(gradient):
-        calls.append(gradient)
-        return [g * (1 + len(calls)) for g in gradient]
-
+    factors = iter([2, 3, 4])
     each = [gradient(loss, list(model.parameters())) for loss in three_losses(model).values()]
+    average = lambda tensors: [g * factor for factor in [next(factors)] for g in tensors]  # noqa: E731
     backward(three_losses(model), model, pcgrad, average=average)
     expected = pcgrad([[g * (2 + i) for g in grads] for i, grads in enumerate(each)])
-    assert len(calls) == 3
     assert_close([p.grad for p in model.parameters()], expected, **EXACT)
 
 
-@pytest.mark.parametrize("params", ["module", "optimizer", "list"])
-def test_second_passes_leave_no_trace_in_a_loop_of_ones_own(params):
-    model = Noisy().double()
-    x, y = dataset(3)
-    losses = {d: lambda d=d: cross_entropy(model(x[d]), y[d]) for d in range(3)}
-    given = {
-        "module": {"params": model},
-        "optimizer": {"params": adam(model.parameters()), "model": model},
-        "list": {"params": model.parameters(), "model": model},
-    }
-    found = idgm_backward(losses, **given[params])
-    assert model.passes == 3
-    assert_close([p.grad for p in model.parameters()], found.gradient(-1.0, 0.9), **EXACT)
+WEIGHT = torch.ones(2, requires_grad=True)
+WRONG = [
+    (lambda: match([lambda: WEIGHT.sum()], [WEIGHT]), "at least 2 domains are compared, got 1"),
+    (lambda: gip([]), "at least 2 domains are compared, got 0"),
+    (lambda: gip([[WEIGHT], [WEIGHT, WEIGHT]]), "same number of tensors"),
+    (lambda: gradient(WEIGHT, [WEIGHT]), "loss must be one number"),
+    (lambda: mean_of_pairs(torch.ones(2, 3)), r"S ≥ 2 domains is needed, got shape \(2, 3\)"),
+    (lambda: backward([1, 2], [WEIGHT], pcgrad), r"losses must map at least 2 domains .* got \[1, 2\]"),
+    (lambda: backward({"a": WEIGHT.sum()}, [WEIGHT], pcgrad), "at least 2 domains"),
+    (lambda: backward({"a": 1.0, "b": 2.0}, [WEIGHT], pcgrad), "domain 'a' must be one number .* got 1.0"),
+    (lambda: idgm_backward({"a": WEIGHT.sum(), "b": 2}, [WEIGHT]), "domain 'a' must be"),
+    (lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], lambda g: g[0] * 2), "one tensor per"),
+    (lambda: losses_by_domain(torch.ones(3), torch.ones(3)), "whole ones.*of torch.float32"),
+    (lambda: and_mask(random_gradients(2), tau=1.5), "must be from 0 to 1, got 1.5"),
+    *(
+        (
+            lambda params=params: iga_backward({0: WEIGHT.sum, 1: WEIGHT.sum}, params),
+            "params must be a module",
+        )
+        for params in ([], iter([]), [torch.ones(2)], WEIGHT, [WEIGHT * 2], "model", 3)
+    ),
+]
 
 
-BAD_LOSSES = {
-    "not a mapping": ([1, 2], "losses of backward must be"),
-    "one domain": ({"a": 1}, "losses must contain at least 2 domains, got 1"),
-    "no tensor": ({"a": 1.0, "b": 2.0}, "domain 'a' must be a tensor with one number, got 1.0"),
-    "NaN": ({"a": 1, "b": float("nan")}, "the loss of domain 'b' is NaN"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_LOSSES)
-def test_losses_that_cannot_be_right(case):
-    losses, message = BAD_LOSSES[case]
-    weight = torch.ones(2, requires_grad=True)
-    if isinstance(losses, dict) and case != "no tensor":
-        losses = {d: (weight * v).sum() for d, v in losses.items()}
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_input_that_cannot_be_right(case):
+    call, message = WRONG[case]
     with pytest.raises(InputError, match=message):
-        backward(losses, [weight], pcgrad)
-    assert weight.grad is None
+        call()
+    assert WEIGHT.grad is None
 
 
-@pytest.mark.parametrize("function", [partial(backward, combine=pcgrad), idgm_backward, iga_backward])
-def test_params_that_cannot_be_right(function):
-    model = network(norm=False)
-    losses = three_losses(model)
-    if function in (idgm_backward, iga_backward):
-        losses = {d: lambda: cross_entropy(model(dataset()[0][0]), dataset()[1][0]) for d in range(2)}
-    used = model.parameters()
-    list(used)
-    for params, message in [
-        ([], "params has no tensor that requires a gradient, of 0. An iterator"),
-        (used, "can be read only once"),
-        ([torch.ones(2)], "params has no tensor that requires a gradient, of 1.$"),
-        (model[0].weight, "params must be a module, an optimizer or the leaf tensors"),
-        ([model[0].weight * 2], "params must be a module, an optimizer or the leaf tensors"),
-        ("model", "params must be a module, an optimizer or the leaf tensors"),
-        (3, "params must be"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            function(losses, params)
+def test_a_model_in_several_processes_is_refused(tmp_path):
+    """Its processes would each go their own way."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+        losses = {0: model(torch.ones(3, 2)).sum(), 1: model.module(torch.ones(3, 2)).sum()}
+        with pytest.raises(InputError, match=r"params=model\.module and average="):
+            backward(losses, model, pcgrad)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
-# Second derivatives by double backward
+# Second derivatives through the layers that models have
 
 
 class Shared(nn.Module):
-    """Weights used twice, a dictionary as input, an embedding, attention."""
+    """Weights used twice, an embedding, attention."""
 
     def __init__(self):
         super().__init__()
@@ -789,7 +577,7 @@ class Shared(nn.Module):
         self.again, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
 
     def forward(self, x):
-        z = self.embed(x["words"]) + x["more"]
+        z = self.embed(x)
         z = z + self.attention(z, z, z, need_weights=False)[0]
         return self.out(self.again(self.again(z).tanh()).mean(1))
 
@@ -799,154 +587,48 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-class Scaled(nn.Module):
-    """Changes its buffer in place, and then multiplies by it."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(1))
-
-    def forward(self, x):
-        return x * self.scale.mul_(0.9)
-
-
-def images(*layers, channels=4):
-    return nn.Sequential(nn.Conv2d(3, channels, 3, bias=False), *layers, nn.Flatten(), nn.LazyLinear(3))
+def images(*layers):
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), *layers, nn.Flatten(), nn.LazyLinear(3))
 
 
 SECOND = {
-    "batch norm": lambda: images(
-        nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5), nn.ReLU()
-    ),
-    "batch norm without affine": lambda: images(nn.BatchNorm2d(4, affine=False), nn.Tanh()),
-    "batch norm without statistics": lambda: images(nn.BatchNorm2d(4, track_running_stats=False), nn.Tanh()),
-    "batch norm in evaluation": lambda: images(nn.BatchNorm2d(4).eval(), nn.Tanh()),
-    "dropout": lambda: images(nn.Tanh(), nn.Dropout(0.5), nn.BatchNorm2d(4), nn.Dropout2d(0.3)),
-    "pooling": lambda: images(nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.GELU(), nn.AdaptiveAvgPool2d(2)),
-    "layer norm": lambda: images(nn.LayerNorm(6), nn.Hardswish()),
-    "grouped, strided and dilated": lambda: images(
-        nn.Conv2d(4, 8, 3, stride=2, padding=2, dilation=2, groups=2, bias=False),
-        nn.BatchNorm2d(8),
-        nn.Tanh(),
-    ),
-    "padding by name": lambda: images(nn.Conv2d(4, 4, 3, padding="same"), nn.Tanh()),
-    "one dimension": lambda: images(
-        nn.Flatten(2), nn.Conv1d(4, 5, 3, padding=1), nn.BatchNorm1d(5), nn.Tanh()
-    ),
-    "three dimensions": lambda: images(
-        nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3), nn.Tanh()
-    ),
-    "frozen layer": lambda: images(nn.Conv2d(4, 4, 3).requires_grad_(False), nn.BatchNorm2d(4), nn.Tanh()),
-    "channels last": lambda: images(nn.BatchNorm2d(4), nn.ReLU()),
-    "group norm": lambda: images(nn.GroupNorm(2, 4), nn.Dropout(0.5), nn.Tanh()),
-    "group norm without affine": lambda: images(nn.GroupNorm(2, 4, affine=False), nn.Tanh()),
-    "instance norm": lambda: images(nn.InstanceNorm2d(4, affine=True), nn.Tanh()),
-    "weight norm": lambda: images(
-        nn.Dropout(0.5), nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), nn.Tanh()
-    ),
-    "spectral norm": lambda: images(
-        nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)), nn.BatchNorm2d(4), nn.Tanh()
-    ),
-    "group norm of single values": lambda: images(nn.Flatten(), nn.GroupNorm(144, 144), nn.Tanh()),
-    "checkpoint": lambda: images(
-        Checkpointed(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.GroupNorm(2, 4), nn.Tanh())
-    ),
-    "own function": lambda: images(nn.Dropout(0.5), nn.Tanh(), _Applied()),
+    "batch norm": lambda: images(nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(2), nn.GELU()),
+    "dropout": lambda: images(nn.Tanh(), nn.Dropout(0.5), nn.GroupNorm(2, 4), nn.Dropout2d(0.3)),
+    "frozen layer": lambda: images(nn.Conv2d(4, 4, 3).requires_grad_(False), nn.BatchNorm2d(4).eval()),
+    "checkpoint": lambda: images(Checkpointed(nn.Conv2d(4, 4, 3), nn.Dropout(0.5), nn.Tanh())),
     "words": Shared,
 }
 
 
-def second_order_problem(case, seed=0):
-    torch.manual_seed(seed)
-    model = SECOND[case]()
-    x = torch.randn(2, 6, 3, 8, 8)
-    y = torch.randint(3, (2, 6))
-    inputs = [{"words": torch.randint(9, (6, 5)), "more": torch.randn(6, 5, 4).double()} for _ in x]
-    if case != "words":
-        inputs = list(x.double())
-    if case != "words":
-        model(x[0])  # lazy layers
-    model.double()
-    if case == "channels last":
-        model.to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.3 * torch.randn_like(p)
-            if p.ndim == 1:
-                p[0] = 0  # as the last norm of a residual block begins
-    params = [p for p in model.parameters() if p.requires_grad]
-    return model, params, [lambda i=i: cross_entropy(model(inputs[i]), y[i]) for i in range(2)]
-
-
 @pytest.mark.parametrize("case", SECOND)
 def test_second_derivatives_are_what_torch_gives(case):
-    model, params, losses = second_order_problem(case)
-    state = copy.deepcopy(model.state_dict())
+    torch.manual_seed(0)
+    model = SECOND[case]()
+    inputs = torch.randint(9, (2, 6, 5)) if case == "words" else torch.randn(2, 6, 3, 8, 8).double()
+    if case != "words":
+        model(inputs[0].float())  # lazy layers
+    model.double()
+    y, params = torch.randint(3, (2, 6)), [p for p in model.parameters() if p.requires_grad]
+    losses = [lambda i=i: cross_entropy(model(inputs[i]), y[i]) for i in range(2)]
     v = [torch.randn_like(p) for p in params]
-    expected = []
+
+    def zeros(found):
+        return [torch.zeros_like(p) if h is None else h for h, p in zip(found, params, strict=True)]
+
     with sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(4)
-        for loss in losses:
-            first = torch.autograd.grad(loss(), params, create_graph=True)
-            expected.append(torch.autograd.grad(first, params, v, allow_unused=True))
-    expected = [
-        sum(torch.zeros_like(p) if h is None else h for h in each) / 2
-        for p, *each in zip(params, *expected, strict=True)
-    ]
-    model.load_state_dict(state)
-    torch.manual_seed(4)
-    found = curvature(losses, params, v)
-    assert_close(found, expected, rtol=1e-10, atol=1e-10)
-    assert max(h.abs().max() for h in expected) > 1e-2
-    assert all(f.stride() == p.stride() for f, p in zip(match(losses, params).slope, params, strict=True))
-
-
-@pytest.mark.parametrize("case", SECOND)
-def test_the_slope_of_the_gip_is_what_torch_gives(case):
-    """Where first derivatives are taken twice, and the second time only for their graph."""
-    model, params, losses = second_order_problem(case)
-    state = copy.deepcopy(model.state_dict())
-    torch.manual_seed(4)
-    with sdpa_kernel(SDPBackend.MATH):
         one, two = (torch.autograd.grad(loss(), params, create_graph=True) for loss in losses)
-        expected = torch.autograd.grad(inner_product(one, two), params, allow_unused=True)
-    expected = [torch.zeros_like(p) if h is None else h for h, p in zip(expected, params, strict=True)]
-    model.load_state_dict(state)
+        slope = zeros(
+            torch.autograd.grad(inner_product(one, two), params, allow_unused=True, retain_graph=True)
+        )
+        products = [zeros(torch.autograd.grad(g, params, v, allow_unused=True)) for g in (one, two)]
+    assert max(h.abs().max() for h in slope) > 1e-4
+    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     torch.manual_seed(4)
-    assert_close(match(losses, params).slope, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("method", ["exact", "finite-difference"])
-def test_a_buffer_that_forward_changes_in_place(method):
-    model = nn.Sequential(nn.Linear(4, 3), Scaled(), nn.Tanh())
-    losses = {domain: lambda: model(torch.ones(2, 4)).square().mean() for domain in "ab"}
-    if method == "exact":
-        with pytest.raises(InputError, match=r"changed in place .* a buffer .* method=\"finite-difference\""):
-            idgm_backward(losses, model)
-    else:
-        idgm_backward(losses, model, method=method)
-        assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_parameters_stay_as_they_are():
-    """Their values, gradients and versions too: a graph from before can still go backwards."""
-    model, params, losses = second_order_problem("layer norm")
-    before, start = losses[0](), copy.deepcopy(model.state_dict())
-    match(losses, params, model=model)
+    assert_close(match(losses, params, model=model).slope, slope, rtol=1e-10, atol=1e-10)
+    torch.manual_seed(4)
+    mean = [(a + b) / 2 for a, b in zip(*products, strict=True)]
+    assert_close(curvature(losses, params, v), mean, rtol=1e-10, atol=1e-10)
+    assert torch.equal(torch.get_rng_state(), random)
     assert all(p.grad is None and p.is_leaf for p in params)
-    assert all(torch.equal(p, start[name]) for name, p in model.named_parameters())
-    before.backward()
-
-
-def test_a_model_in_several_processes_is_refused(tmp_path: Path) -> None:
-    """Its processes would each go their own way."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
-        x = torch.ones(3, 2)
-        losses = {0: model(x).sum(), 1: model.module(2 * x).sum()}
-        with pytest.raises(InputError, match=r"params=model\.module and average="):
-            backward(losses, model, pcgrad)
-        backward(losses, model.module, pcgrad)
-    finally:
-        torch.distributed.destroy_process_group()
+    assert all(torch.equal(p, state[name]) for name, p in model.named_parameters())

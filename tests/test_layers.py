@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "shoal"
 LAYERS = (
     ("errors", "files", "terminal", "registry", "settings", "options"),
-    ("replay", "double_backward", "tensors", "vision", "gradients", "penalties", "losses"),
+    ("replay", "tensors", "vision", "gradients", "penalties", "losses"),
     ("optim",),
     ("data",),
     ("models",),

@@ -1,6 +1,5 @@
-"""Penalties in anybody's loop: equal to the algorithms and to the formulas taken the slow way."""
+"""Penalties of one mixed batch, against the formulas computed the slow way."""
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +12,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, mse_loss
 
-import shoal
 from references.naive import quantile_of
 from shoal import penalties
-from shoal.algorithms import algorithm_class
-from shoal.data import DomainBatchSampler, Domains
 from shoal.errors import InputError
-from shoal.models import FeatureModel
 from shoal.penalties import Blocks, DomainDiscriminator, FishrVariances, GroupWeights
 
-DOMAINS, S, SIZE, WIDTH, CLASSES, STEPS, SEED = 4, 3, 6, 5, 3, 4, 7
+DOMAINS, WIDTH, CLASSES = 4, 5, 3
 CLOSE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -153,269 +148,20 @@ def naive_discriminator(
     return mean(mean(losses) for losses in each.values())
 
 
-# Two trainings that must end alike: a loop of one's own, and shoal.fit
-
-
-def network(norm: bool) -> FeatureModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        first = [nn.Linear(4, 6), nn.BatchNorm1d(6)] if norm else [nn.Linear(4, 6)]
-        features = nn.Sequential(*first, nn.Tanh(), nn.Linear(6, WIDTH), nn.Tanh())
-        return FeatureModel(features, nn.Linear(WIDTH, CLASSES)).double()
-
-
 def discriminator(classes: int | None = None) -> DomainDiscriminator:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         return DomainDiscriminator(WIDTH, DOMAINS, width=8, classes=classes).double()
 
 
-def data() -> tuple[Tensor, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(1)
-    domain = torch.arange(DOMAINS).repeat_interleave(20)
-    y = torch.randint(CLASSES, (len(domain),), generator=draw)
-    noise = torch.randn(len(domain), 4, generator=draw, dtype=torch.float64)
-    x = (1 + 0.3 * domain[:, None]) * noise + 0.5 * domain[:, None] + y[:, None] * torch.tensor([1, -1, 0, 0])
-    return x, y, domain
-
-
-X, Y, DOMAIN = data()
-
-
-def mixed(step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The examples of one step of the sampler, shuffled: domains first appear, and their examples follow each
-    other, in the order of the sampler."""
-    sampler = DomainBatchSampler(
-        Domains.from_labels(DOMAIN.tolist()), batch_size=SIZE, domains_per_step=S, seed=SEED
-    )
-    batches = [iter(indices.tolist()) for _, indices in sampler.plan(step)]
-    shuffled = torch.randperm(S * SIZE, generator=torch.Generator().manual_seed(step)) % S
-    places = {slot: n for n, slot in enumerate(dict.fromkeys(shuffled.tolist()))}
-    order = torch.tensor([next(batches[places[slot]]) for slot in shuffled.tolist()])
-    return X[order], Y[order], DOMAIN[order]
-
-
-def forward(model: FeatureModel, x: Tensor, domain: Tensor, per_domain: bool) -> tuple[Tensor, Tensor]:
-    """Features and logits, from one pass or from one for each domain."""
-    if per_domain:
-        z = torch.empty(len(x), WIDTH, dtype=x.dtype)
-        for d in dict.fromkeys(domain.tolist()):
-            z[domain == d] = model.features(x[domain == d])
-    else:
-        z = model.features(x)
-    return z, model.head(z)
-
-
-Objective = Callable[[FeatureModel, Tensor, Tensor, Tensor, bool], Tensor]
-
-
-def loop(objective: Objective, norm: bool, per_domain: bool) -> FeatureModel:
-    model = network(norm)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        x, y, domain = mixed(step)
-        loss = objective(model, x, y, domain, per_domain)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model
-
-
-def fitted(name: str, norm: bool, **chosen: Any) -> FeatureModel:
-    model = network(norm)
-
-    class Begun(algorithm_class(name)):  # type: ignore[misc]
-        """With the discriminator that the loops begin with."""
-
-        def __init__(self, model: nn.Module, loss: Any, task: Any, **own: Any) -> None:
-            super().__init__(model, loss, task, **own)
-            begun = discriminator(CLASSES if name == "cdann" else None)
-            self.discriminator.load_state_dict(begun.state_dict())
-
-    shoal.fit(
-        Begun if name in ("dann", "cdann") else name,
-        model,
-        {str(d): (X[d == DOMAIN], Y[d == DOMAIN]) for d in range(DOMAINS)},
-        steps=STEPS,
-        batch_size=SIZE,
-        domains_per_step=S,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        settings=chosen,
-        seed=SEED,
-        select="last",
-        progress=False,
-    )
-    return model
-
-
-def of_features(penalty: Any, weight: float) -> Objective:
-    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
-        z, logits = forward(model, x, domain, per_domain)
-        return cross_entropy(logits, y) + weight * penalty(z, 10**9 * domain - 5)
-
-    return objective
-
-
-def of_logits(penalty: Any, weight: float) -> Objective:
-    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
-        _, logits = forward(model, x, domain, per_domain)
-        return cross_entropy(logits, y) + weight * penalty(logits, y, -domain)
-
-    return objective
-
-
-def of_losses(penalty: Any, weight: float | None) -> Objective:
-    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
-        _, logits = forward(model, x, domain, per_domain)
-        losses = cross_entropy(logits, y, reduction="none")
-        found: Tensor = penalty(losses, domain)
-        return found if weight is None else losses.mean() + weight * found
-
-    return objective
-
-
-def of_all(penalty: Any, weight: float) -> Objective:
-    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
-        z, logits = forward(model, x, domain, per_domain)
-        return cross_entropy(logits, y) + weight * penalty(logits, z, y, domain)
-
-    return objective
-
-
-def adversarial(loss_of: Any, weight: float, classes: int | None) -> Objective:
-    """With an optimizer for each side, as the algorithms do it."""
-    judge = discriminator(classes)
-    adam = torch.optim.Adam(judge.parameters(), lr=1e-2, betas=(0.5, 0.9))
-
-    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
-        z, logits = forward(model, x, domain, per_domain)
-        target = y if classes else None
-        for _ in range(2):
-            adam.zero_grad()
-            loss_of(judge, z.detach(), domain, target).backward()
-            adam.step()
-        return cross_entropy(logits, y) - weight * loss_of(judge, z, domain, target)
-
-    return objective
-
-
-def with_penalty(judge: DomainDiscriminator, z: Tensor, domain: Tensor, y: Tensor | None) -> Tensor:
-    return judge.loss(z, domain, y, gradient_penalty=0.0 if z.requires_grad else 0.3)
-
-
 def naive_with_penalty(judge: DomainDiscriminator, z: Tensor, domain: Tensor, y: Tensor | None) -> Tensor:
-    loss = naive_discriminator(judge, z, domain, y)
-    if z.requires_grad:
-        return loss
     norms = []
     for n in range(len(z)):
         one = z[[n]].requires_grad_()
         own = naive_discriminator(judge, one, domain[[n]], None if y is None else y[[n]])
         (slope,) = torch.autograd.grad(own, one, create_graph=True)
         norms.append((slope**2).sum())
-    return loss + 0.3 * mean(norms)
-
-
-def shares(step: int) -> Tensor:
-    return torch.rand(S, generator=torch.Generator().manual_seed(50 + step), dtype=torch.float64)
-
-
-def mixing() -> Objective:
-    steps = iter(range(STEPS))
-
-    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
-        x, y, y_other, share = penalties.mixup(x, y, domain, shares=shares(next(steps)))
-        parts = x.split(SIZE) if per_domain else [x]
-        logits = torch.cat([model(part) for part in parts])
-        own, other = (cross_entropy(logits, t, reduction="none") for t in (y, y_other))
-        return (share * own + (1 - share) * other).mean()
-
-    return objective
-
-
-def with_state(function: Any, **state: Any) -> Any:
-    return lambda *tensors: function(*tensors, **state)
-
-
-DANN = {
-    "discriminator_steps": 2,
-    "gradient_penalty": 0.3,
-    "discriminator_lr": 1e-2,
-    "width": 8,
-    "weight": 0.7,
-}
-CASES: dict[str, tuple[dict[str, Any], Callable[[], Objective]]] = {
-    "coral": ({"weight": 3.0}, lambda: of_features(penalties.coral, 3.0)),
-    "mmd": ({"weight": 3.0}, lambda: of_features(penalties.mmd, 3.0)),
-    "irm": ({"weight": 5.0, "start": 0}, lambda: of_logits(penalties.irm, 5.0)),
-    "vrex": ({"weight": 5.0, "start": 0}, lambda: of_losses(penalties.vrex, 5.0)),
-    "groupdro": (
-        {"step_size": 0.5},
-        lambda: of_losses(with_state(penalties.group_dro, weights=GroupWeights(DOMAINS, 0.5)), None),
-    ),
-    "eqrm": (
-        {"quantile": 0.9, "start": 0},
-        lambda: of_losses(with_state(penalties.quantile_risk, quantile=0.9), None),
-    ),
-    "fishr": (
-        {"weight": 100.0, "start": 0, "ema": 0.8},
-        lambda: of_all(
-            with_state(penalties.fishr, variances=FishrVariances(DOMAINS, WIDTH, CLASSES, ema=0.8).double()),
-            100.0,
-        ),
-    ),
-    "fishr without smoothing": (
-        {"weight": 100.0, "start": 0, "ema": 0.0},
-        lambda: of_all(penalties.fishr, 100.0),
-    ),
-    "dann": (DANN, lambda: adversarial(with_penalty, 0.7, None)),
-    "cdann": (DANN, lambda: adversarial(with_penalty, 0.7, CLASSES)),
-    "mixup": ({}, mixing),
-}
-every_case = pytest.mark.parametrize("case", CASES)
-POOLS = [case for case in CASES if case != "mixup"]
-
-
-@pytest.fixture(autouse=True)
-def known_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = iter(range(STEPS))
-    module = importlib.import_module("shoal.algorithms.mixup")
-    monkeypatch.setattr(module, "mixup_shares", lambda *_: shares(next(steps)))
-
-
-def equal(*models: nn.Module) -> None:
-    for other in models[1:]:
-        torch.testing.assert_close(other.state_dict(), models[0].state_dict(), **CLOSE)
-
-
-def change(a: nn.Module, b: nn.Module) -> float:
-    """The largest difference of a weight."""
-    pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return max(float((p - q).detach().abs().max()) for p, q in pairs)
-
-
-class TestAlike:
-    @every_case
-    @pytest.mark.parametrize("mode", ["no BatchNorm", "pooled", "per-domain"])
-    def test_a_loop_is_the_algorithm(self, case: str, mode: str) -> None:
-        if (case, mode) == ("mixup", "pooled"):
-            return  # its pairs pass one by one
-        options, objective = CASES[case]
-        norm, per_domain = mode != "no BatchNorm", mode == "per-domain"
-        chosen = {"batch_norm": mode} if norm and case != "mixup" else {}
-        ours = loop(objective(), norm, per_domain)
-        equal(ours, fitted(case.split()[0], norm, **options, **chosen))
-        plain = loop(of_features(lambda z, domain: 0.0, 0.0), norm, per_domain)
-        assert change(ours, plain) > 1e-3  # else the comparison is of nothing
-
-    @pytest.mark.parametrize("case", POOLS)
-    def test_batch_norm_changes_a_step_with_batch_norm_only(self, case: str) -> None:
-        options, _ = CASES[case]
-        name = case.split()[0]
-        for norm in (True, False):
-            pooled, apart = (fitted(name, norm, **options, batch_norm=m) for m in ("pooled", "per-domain"))
-            assert (change(pooled, apart) > 1e-2) is norm
-            assert norm or change(pooled, apart) < 1e-10
+    return naive_discriminator(judge, z, domain, y) + 0.3 * mean(norms)
 
 
 # One batch
@@ -486,7 +232,6 @@ PENALTIES: dict[str, tuple[Penalty, Penalty]] = {
 }
 every_penalty = pytest.mark.parametrize("name", PENALTIES)
 BY_NUMBER = ("group_dro", "smoothed fishr", "discriminator", "discriminator with classes")
-BY_PLACE = ("irm",)
 
 
 def take(b: dict[str, Any], order: Any) -> dict[str, Any]:
@@ -497,6 +242,7 @@ def same(found: Any, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "irm" else pytest.mark.slow) for name in PENALTIES]
 )
@@ -518,46 +264,46 @@ def test_in_a_compiled_step(name: str) -> None:
 
 @every_penalty
 class TestOneBatch:
-    @pytest.mark.parametrize("sizes", [(4, 3, 5), (1, 4), (1, 1), (1, 1, 1, 1), (6, 0, 2, 1)])
+    @pytest.mark.parametrize("sizes", [(4, 3, 5), (1, 4), (1, 1, 1, 1), (6, 0, 2, 1)])
     def test_against_the_formula(self, name: str, sizes: tuple[int, ...]) -> None:
         """Domains with one example, and one with none."""
         ours, reference = PENALTIES[name]
         found = ours(batch(sizes))
         assert found.shape == ()
         same(found, torch.as_tensor(reference(batch(sizes))))
+        with torch.no_grad():
+            silent = ours(batch(sizes))
+        assert not silent.requires_grad
+        same(silent, found.detach())
 
-    @hypothesis.settings(max_examples=25, deadline=None)
+    @hypothesis.settings(max_examples=15, deadline=None)
     @hypothesis.given(st.permutations(range(12)))
     def test_the_order_of_the_examples_does_not_count(self, name: str, order: list[int]) -> None:
         ours, _ = PENALTIES[name]
         b = batch()
-        if name in BY_PLACE:  # but for the order within a domain
+        if name == "irm":  # but for the order within a domain
             domain = b["domain"].tolist()
             rows = {d: iter([n for n in range(12) if domain[n] == d]) for d in set(domain)}
             order = [next(rows[domain[n]]) for n in order]
         same(ours(take(b, order)), ours(b))
 
-    def test_blocks_are_the_same(self, name: str) -> None:
-        ours, _ = PENALTIES[name]
-        b = batch()
-        ordered = take(b, b["domain"].argsort(stable=True))
-        same(ours(ordered | {"domain": Blocks([4, 3, 5])}), ours(b))
-        turned = take(ordered, [*range(7, 12), *range(7)])
-        same(ours(turned | {"domain": Blocks([5, 4, 3], torch.tensor([2, 0, 1]))}), ours(b))
-
-    def test_blocks_read_no_value(self, name: str) -> None:
+    def test_blocks_are_the_same_and_read_no_value(self, name: str) -> None:
         """So that a CUDA graph can capture them: a tensor without values is enough."""
         ours, _ = PENALTIES[name]
+        ordered = take(batch(), batch()["domain"].argsort(stable=True))
+        same(ours(ordered | {"domain": Blocks([4, 3, 5])}), ours(batch()))
+        turned = take(ordered, [*range(7, 12), *range(7)])
+        same(ours(turned | {"domain": Blocks([5, 4, 3], torch.tensor([2, 0, 1]))}), ours(batch()))
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             b = {n: mode.from_tensor(v) for n, v in batch().items()}
             with pytest.raises(RuntimeError, match="numpy"):
                 ours(b)
-            found = ours(b | {"domain": Blocks([4, 3, 5], mode.from_tensor(torch.tensor([2, 0, 1])))})
-        assert found.shape == ()
+            ids = mode.from_tensor(torch.tensor([2, 0, 1]))
+            assert ours(b | {"domain": Blocks([4, 3, 5], ids)}).shape == ()
 
     def test_gradients(self, name: str) -> None:
         b = batch((3, 2, 1))
-        ours, _ = PENALTIES[name]
+        ours, reference = PENALTIES[name]
         inputs = [n for n in ("features", "logits", "losses") if n in USES[name]]
 
         def function(*tensors: Tensor) -> Tensor:
@@ -568,7 +314,6 @@ class TestOneBatch:
         given = [b[n].clone().requires_grad_() for n in inputs]
         if "discriminator" in name:  # whose gradient is reversed on purpose
             found = torch.autograd.grad(function(*given), given)
-            _, reference = PENALTIES[name]
             expected = torch.autograd.grad(reference(b | dict(zip(inputs, given, strict=True))), given)
             torch.testing.assert_close(found, tuple(-g for g in expected), **CLOSE)
         else:
@@ -576,32 +321,30 @@ class TestOneBatch:
 
     @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
     def test_half_precision_is_taken_to_float32(self, name: str, half: torch.dtype) -> None:
-        if "discriminator" in name:
-            pytest.skip("has a precision of its own")
         ours, _ = PENALTIES[name]
         b = {n: v.to(half) if v.is_floating_point() else v for n, v in batch().items()}
-        found = ours(b)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(
-            found, ours({n: v.float() if v.dtype == half else v for n, v in b.items()})
-        )
-
-    def test_under_autocast(self, name: str) -> None:
-        b = {n: v.float() if v.is_floating_point() else v for n, v in batch().items()}
-        ours, _ = PENALTIES[name]
-        expected = ours(b)
+        full = {n: v.float() if v.dtype == half else v for n, v in b.items()}
+        expected = ours(full)
         with torch.autocast("cpu", torch.bfloat16):
-            assert (b["features"] @ b["features"].T).dtype == torch.bfloat16
-            found = ours(b)
+            assert (full["features"] @ full["features"].T).dtype == torch.bfloat16
+            for found in (ours(b), ours(full)):
+                torch.testing.assert_close(found, expected)
+                assert found.dtype == (torch.float64 if "discriminator" in name else torch.float32)
             assert torch.is_autocast_enabled("cpu")
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
     @needs_cuda
     def test_on_cuda(self, name: str) -> None:
-        if "discriminator" in name or name in BY_NUMBER:
+        if name in BY_NUMBER:
             return
         ours, _ = PENALTIES[name]
-        same(ours({n: v.cuda() for n, v in batch().items()}).cpu(), ours(batch()))
+        b = {n: v.cuda() for n, v in batch().items()}
+        same(ours(b).cpu(), ours(batch()))
+        b |= {"domain": Blocks([4, 3, 5])}
+        expected = ours(b)
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            found = ours(b)
+        graph.replay()
+        same(found, expected)
 
 
 USES = {
@@ -623,24 +366,52 @@ def test_bad_input_is_named(name: str) -> None:
     ours, _ = PENALTIES[name]
     b = batch()
     domain, what = b["domain"], next(n for n in USES[name] if n != "y")
-    broken = b[what].clone()
-    broken[5] = math.nan
     wrong: list[dict[str, Any]] = [
-        *({"domain": d} for d in (domain[1:], domain[:, None], domain.float(), [0, 1], Blocks([5, 6]))),
-        {"domain": Blocks([6, 6], torch.tensor([0]))},
-        *({what: values} for values in (broken, b[what].long(), None, b[what].mean())),
-        *([{"y": b["y"][1:]}] if "y" in USES[name] else []),
-        *([{"domain": domain + DOMAINS}] if name in BY_NUMBER else []),
+        *({"domain": d} for d in (domain[1:], domain[:, None], domain.float(), Blocks([5, 6]))),
+        *({what: values} for values in (b[what][1:], b[what].mean())),
+        *([{"domain": domain + DOMAINS}, {"domain": -domain}] if name in BY_NUMBER else []),
+        {"domain": domain[:0], **{n: v[:0] for n, v in b.items() if n != "domain"}},
     ]
     for each in wrong:
-        with pytest.raises(InputError, match=f"^{next(iter(each))} |^{next(iter(each))}:"):
+        with pytest.raises(InputError, match=r"^(domain|losses) "):
             ours(b | each)
     one = b | {"domain": torch.full((12,), 2)}
     if name in ("irm", "group_dro", "quantile_risk", "discriminator", "discriminator with classes"):
         assert ours(one).isfinite()
     else:
-        with pytest.raises(InputError, match="one domain only"):
+        with pytest.raises(InputError, match="domain is 2 in this whole batch of 12"):
             ours(one)
+
+
+def few_numbers(b: dict[str, Any]) -> Tensor:
+    few = FishrVariances(3, 4, 1)
+    return penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=few)
+
+
+def test_other_bad_input_is_named() -> None:
+    b = batch()
+    y, domain = b["y"], b["domain"]
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        (r'losses .* \(12, 2\).*reduction="none"', lambda: penalties.vrex(torch.ones(12, 2), domain)),
+        ('leave out reduction="none"', lambda: penalties.irm(b["logits"], y, domain, loss=none)),
+        ("quantile.*got 1", lambda: penalties.quantile_risk(b["losses"], domain, 1.0)),
+        ("step_size.*got -1", lambda: GroupWeights(3, -1)),
+        ("ema.*got 1", lambda: FishrVariances(3, 2, 2, ema=1)),
+        ("alpha.*got 0", lambda: penalties.mixup(b["features"], y, domain, alpha=0)),
+        (r"shares.*\(3,\)", lambda: penalties.mixup(b["features"], y, domain, shares=torch.ones(2))),
+        ("token ids", lambda: penalties.mixup({"ids": y}, y, domain)),
+        ("y, the classes", lambda: CLASS_JUDGE(b["features"], domain)),
+        ("y, the classes", lambda: JUDGE(b["features"], domain, y)),
+        (
+            "5 numbers per domain.*18",
+            lambda: penalties.fishr(b["logits"], b["features"], y, domain, variances=few),
+        ),
+        ("same shape", lambda: penalties.miro(b["features"], b["logits"], torch.ones(1))),
+    ]
+    none, few = lambda o, t: cross_entropy(o, t, reduction="none"), FishrVariances(3, 4, 1)
+    for message, call in calls:
+        with pytest.raises(InputError, match=message):
+            call()
 
 
 class TestCoral:
@@ -664,16 +435,7 @@ class TestCoral:
 
 
 class TestLosses:
-    def test_a_mean_is_refused(self) -> None:
-        for name in ("vrex", "group_dro"):
-            with pytest.raises(
-                InputError, match=r'losses .*a single number: compute them with reduction="none"'
-            ):
-                PENALTIES[name][0](batch() | {"losses": torch.tensor(1.0)})
-            with pytest.raises(InputError, match=r"losses must be one number per example, \(B,\)"):
-                PENALTIES[name][0](batch() | {"losses": torch.ones(12, 2)})
-
-    @pytest.mark.parametrize("outputs", [None, 1, 2])
+    @pytest.mark.parametrize("outputs", [None, 2])
     def test_of_a_regression(self, outputs: int | None) -> None:
         b = batch()
         output = b["logits"][:, 0] if outputs is None else b["logits"][:, :outputs]
@@ -713,6 +475,14 @@ class TestState:
         penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=state)
         same(state.smoothed, kept)
 
+    def test_fishr_in_float32_with_large_features(self) -> None:
+        """The variance is a difference of squares."""
+        b = batch()
+        tensors = [b["logits"], b["features"] + 1000]
+        expected = penalties.fishr(*tensors, b["y"], b["domain"])
+        found = penalties.fishr(*(t.float() for t in tensors), b["y"], b["domain"])
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=0)
+
     def test_a_layer_without_biases(self) -> None:
         b = batch()
         tensors = [b[n] for n in ("logits", "features", "y", "domain")]
@@ -744,8 +514,6 @@ class TestDiscriminator:
             found = judge.loss(features, b["domain"], y, gradient_penalty=0.3)
             same(found, naive_with_penalty(judge, features, b["domain"], y))
             assert found > naive_discriminator(judge, features, b["domain"], y) + 1e-3
-            with torch.inference_mode():
-                same(judge.loss(features.clone(), b["domain"], y, gradient_penalty=0.3), found)
             with torch.no_grad():
                 assert not judge.loss(features, b["domain"], y, gradient_penalty=0.3).requires_grad
 
@@ -769,22 +537,6 @@ class TestMixup:
         assert len(every) > 550  # one for each pair of domains
         assert float(every.mean()) == pytest.approx(0.5, abs=0.06)
         assert float(every.var()) == pytest.approx(1 / (4 * 1.4), rel=0.1)
-
-
-@needs_cuda
-class TestCuda:
-    @every_penalty
-    def test_blocks_can_be_captured(self, name: str) -> None:
-        if "discriminator" in name or name in BY_NUMBER:
-            return
-        ours, _ = PENALTIES[name]
-        b = {n: v.cuda() for n, v in batch().items()} | {"domain": Blocks([4, 3, 5])}
-        expected = ours(b)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = ours(b)
-        graph.replay()
-        same(found, expected)
 
 
 def test_mixed_uint8_images_are_rounded_and_stay_uint8() -> None:

@@ -1,4 +1,4 @@
-"""Losses as sums over examples, for sample weights and for batches that are split into parts.
+"""PyTorch losses per example, for sample weights and for batches that are split into parts.
 
 The mean that a PyTorch loss returns is Σ_i a_i / Σ_i c_i over the examples i. With class weights v and an
 ``ignore_index``, c_i is the sum of v_y over the labels y of example i that are not ignored; otherwise it is
@@ -26,24 +26,15 @@ UNKNOWN_LOSS = (
     "{} a loss whose terms are known: a loss of torch, such as nn.CrossEntropyLoss(weight=…), or a "
     "functools.partial of one of torch.nn.functional, with its mean; not {}."
 )
-
 OF_CLASSES = (F.cross_entropy, F.nll_loss)
 OF_NUMBERS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.poisson_nll_loss)
 BINARY = (F.binary_cross_entropy_with_logits,)
 PROBABILITIES = (F.binary_cross_entropy,)
 FUNCTIONS = (*OF_CLASSES, *OF_NUMBERS, *BINARY, *PROBABILITIES)
-MODULES: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.CrossEntropyLoss: F.cross_entropy,
-    nn.NLLLoss: F.nll_loss,
-    nn.MSELoss: F.mse_loss,
-    nn.L1Loss: F.l1_loss,
-    nn.SmoothL1Loss: F.smooth_l1_loss,
-    nn.HuberLoss: F.huber_loss,
-    nn.SoftMarginLoss: F.soft_margin_loss,
-    nn.PoissonNLLLoss: F.poisson_nll_loss,
-    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
-    nn.BCELoss: F.binary_cross_entropy,
-}
+MODULES = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss, nn.MSELoss: F.mse_loss}
+MODULES |= {nn.L1Loss: F.l1_loss, nn.SmoothL1Loss: F.smooth_l1_loss, nn.HuberLoss: F.huber_loss}
+MODULES |= {nn.SoftMarginLoss: F.soft_margin_loss, nn.PoissonNLLLoss: F.poisson_nll_loss}
+MODULES |= {nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits, nn.BCELoss: F.binary_cross_entropy}
 
 
 @dataclass(frozen=True)
@@ -63,63 +54,51 @@ class Terms:
 
     def sums(self, output: Any, y: Tensor) -> Tensor:
         """The sum of each example's terms, a_i, (B,)."""
-        found = self.each(output, y)
-        return found.reshape(len(found), -1).sum(1)
+        return self.each(output, y).reshape(len(y), -1).sum(1)
 
     def counts(self, y: Tensor) -> Tensor:
         """The weight of each example in the mean, c_i, (B,)."""
-        kind = torch.get_default_dtype() if self.class_weight is None else self.class_weight.dtype
         if self.function in OF_CLASSES and not y.is_floating_point():
-            counted = y != self.ignore_index if self.ignore_index is not None else torch.ones_like(y).bool()
+            counted = torch.ones_like(y).bool() if self.ignore_index is None else y != self.ignore_index
             if self.class_weight is None:
-                found = counted.to(kind)
+                each = counted.to(torch.get_default_dtype())
             else:
-                found = torch.where(counted, self.class_weight.to(y.device)[y * counted], 0.0)
-            return found.reshape(len(y), -1).sum(1)
+                each = torch.where(counted, self.class_weight.to(y.device)[y * counted], 0.0)
+            return each.reshape(len(y), -1).sum(1)
         size = y[0].numel() if len(y) else 0
         if self.function in OF_CLASSES:  # probabilities of the classes, which are axis 1
             size //= y.shape[1]
-        return torch.full((len(y),), float(size), dtype=kind, device=y.device)
-
-    def mean(
-        self, output: Any, y: Tensor, weight: Tensor | None = None, normalizer: Tensor | None = None
-    ) -> Tensor:
-        """Σ_i w_i a_i / Σ_i w_i c_i, or divided by ``normalizer``; 0 if every weight is zero."""
-        found = self.sums(output, y)
-        if weight is not None:
-            found = found * weight.to(found.dtype)
-        whole = self.normalizer(y, weight) if normalizer is None else normalizer
-        return found.sum() / whole.to(found.dtype).clamp(min=torch.finfo(found.dtype).tiny)
+        dtype = torch.get_default_dtype() if self.class_weight is None else self.class_weight.dtype
+        return torch.full((len(y),), float(size), dtype=dtype, device=y.device)
 
     def normalizer(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """Σ_i w_i c_i."""
         counts = self.counts(y)
         return counts.sum() if weight is None else (counts * weight).sum()
 
+    def mean(
+        self, output: Any, y: Tensor, weight: Tensor | None = None, normalizer: Tensor | None = None
+    ) -> Tensor:
+        """Σ_i w_i a_i / Σ_i w_i c_i, or divided by ``normalizer``; 0 if every weight is zero."""
+        sums = self.sums(output, y)
+        total = (sums if weight is None else sums * weight.to(sums.dtype)).sum()
+        by = self.normalizer(y, weight) if normalizer is None else normalizer
+        return total / by.to(sums.dtype).clamp(min=torch.finfo(sums.dtype).tiny)
+
 
 def find_terms(loss: Any) -> Terms | None:
     """The terms of a PyTorch loss, or of a ``functools.partial`` of one; ``None`` for any other loss."""
     if isinstance(loss, nn.Module):
-        function = MODULES.get(type(loss))
-        if function is None or getattr(loss, "reduction", None) != "mean":
-            return None
+        function, keywords = MODULES.get(type(loss)), vars(loss) | dict(loss.named_buffers())
         each: Any = copy.copy(loss)
         each.reduction = "none"
-        keywords: dict[str, Any] = {n: getattr(loss, n, None) for n in ("weight", "ignore_index")}
-        return _terms(function, each, keywords)
-    function, keywords = loss, {}
-    if isinstance(loss, functools.partial):
-        if loss.args:
-            return None
-        function, keywords = loss.func, dict(loss.keywords)
-    if function not in FUNCTIONS or keywords.get("reduction", "mean") != "mean":
+    else:
+        function = loss.func if isinstance(loss, functools.partial) and not loss.args else loss
+        keywords = dict(getattr(loss, "keywords", {}))
+        each = functools.partial(loss, reduction="none")
+    other_mean = keywords.get("reduction", "mean") != "mean" or {"size_average", "reduce"} & set(keywords)
+    if function is None or function not in FUNCTIONS or other_mean:
         return None
-    if {"size_average", "reduce"} & set(keywords):
-        return None
-    return _terms(function, functools.partial(function, **{**keywords, "reduction": "none"}), keywords)
-
-
-def _terms(function: Callable[..., Tensor], each: Loss, keywords: dict[str, Any]) -> Terms:
     if function not in OF_CLASSES:
         return Terms(function, each)
     return Terms(function, each, keywords.get("weight"), keywords.get("ignore_index"))

@@ -26,7 +26,10 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def map_nest(function: Callable[[Any], Any], x: Any) -> Any:
-    """A nest of lists, tuples and mappings with ``function`` of every other part in its place."""
+    """A nest of lists, tuples and mappings with ``function`` of every other part in its place.
+
+    Not by torch's pytree, to which a subclass of dict, such as an output of transformers, is a leaf.
+    """
     if isinstance(x, Mapping):
         return type(x)({k: map_nest(function, part) for k, part in x.items()})  # type: ignore[call-arg]
     if isinstance(x, tuple) and hasattr(x, "_fields"):

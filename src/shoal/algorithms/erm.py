@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients
-from shoal.data.batch import pool
-from shoal.data.sampler import Draw
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
+from shoal.data.batch import MetaBatch
 
 
 class ERM(Algorithm):
@@ -19,9 +16,7 @@ class ERM(Algorithm):
 
     family = "risk"
     reference = "Vapnik 1998"
-    draw: ClassVar[Draw] = "pooled"
-    additive = True
-    capturable = True
+    draw = "pooled"
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        return engine.gradients(self, [pool(batches)])
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        return engine.mean_gradient(batch.merged())

@@ -225,7 +225,7 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
     """The options that all runs share, and a message on the learning rate."""
     from shoal.experiments.compare import BASELINE
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.search import with_format, with_rate
+    from shoal.experiments.search import with_rate
 
     given = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
     steps = given.get("steps") or int(where.defaults["steps"])
@@ -237,7 +237,7 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
         holdout=where.holdout,
         **{**defaults, **given, **model_fields(options), "steps": steps},
     )
-    return with_rate(with_format(base), base.lr, base.schedule)
+    return with_rate(base, base.lr, base.schedule)
 
 
 def _default_rows(base: RunConfig, where: Layout, own: bool) -> Sequence[str]:
@@ -449,7 +449,7 @@ def train_command(config: RunConfig, source: Source, folder: str) -> str:
     known = {*declared(ModelOptions), *declared(TrainingOptions)}
     known &= set(OF_BASELINES) if is_one(config) else known
     implied = dict(recipe.options) if recipe else {}
-    implied |= {"precision": "auto", "memory_format": "auto", "seed": config.seed}
+    implied |= {"seed": config.seed}
     options = {n: v for n, v in config.given().items() if n in known and implied.get(n) != v}
     options = {**source.arguments, "held_out": "none", **options, "out": folder}
     flags = [n for n, each in declared(TrainOptions).items() if "train" in each.option.commands.split()]

@@ -119,9 +119,8 @@ def _algorithm(name: str) -> dict[str, Any]:
 
     cls, costs, package = algorithm_class(name), _costs(), ALGORITHMS.package_of(name)
     needs = {
-        "two domains": cls.compares_domains,
+        "two domains": cls.min_domains > 1,
         "features": cls.needs_features,
-        "discriminator": cls.trains_discriminator,
         "second order": cls.second_order,
         "classes": "regression" not in cls.tasks,
     }
@@ -131,7 +130,6 @@ def _algorithm(name: str) -> dict[str, Any]:
         "family": cls.family,
         "paper": cls.reference,
         "batches": cls.draw,
-        "forward passes": cls.passes,
         "needs": [word for word, needed in needs.items() if needed],
         "cost": costs["step"].get(name),
         "memory": costs["memory"].get(name),

@@ -205,7 +205,7 @@ def configuration(
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
     from shoal.experiments.run import check
-    from shoal.experiments.search import with_format, with_model_options, with_rate
+    from shoal.experiments.search import with_model_options, with_rate
     from shoal.registry import spelled
     from shoal.training.recipes import find_recipe
 
@@ -229,7 +229,7 @@ def configuration(
         )
         if recipe is not None:
             config = with_model_options(recipe, config)
-        config, rate = with_rate(with_format(config), config.lr, config.schedule)
+        config, rate = with_rate(config, config.lr, config.schedule)
     check(config)
     return config, source, rate
 

@@ -34,7 +34,7 @@ from shoal.models.baseline import LEAST, Baseline, BoostedBaseline, Coefficients
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.card import files_beside
 from shoal.training.evaluate import Scores, scored
-from shoal.training.history import Point
+from shoal.training.callbacks import Point
 from shoal.training.journal import Journal
 from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
 from shoal.training.processes import Processes

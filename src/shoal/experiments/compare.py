@@ -315,10 +315,10 @@ def _trials(start: RunConfig, row: str, search: int, given: Iterable[str]) -> li
 
 def _checked(config: RunConfig, device: str | None) -> tuple[DomainData | None, str]:
     """The data of a run that can be trained, or why it cannot."""
-    training = prepare(config, device)
-    if training.task.domains < 2 and training.algorithm.compares_domains:
+    setup = prepare(config, device).setup
+    if setup.task.domains < setup.algorithm.min_domains:
         return None, "needs two training domains"
-    return training.data, ""
+    return setup.data, ""
 
 
 def _unknown_labels(data: DomainData, fold: str) -> list[str]:

@@ -39,14 +39,13 @@ from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
-from shoal.training.loop import Training
 from shoal.training.options import complete
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
-from shoal.training.recipes import recipes
+from shoal.training.recipes import Job, recipes
+from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged, Signals
 from shoal.training.summary import summary, surroundings
-from shoal.training.world import world
 
 Report = Callable[[int, str], None]
 """Called with the step and a note on progress."""
@@ -92,7 +91,7 @@ def prepare(
     progress: Report | bool = False,
     how: Mapping[str, Any] | None = None,
     resumed: bool = False,
-) -> Training:
+) -> Job:
     """The training that a configuration describes, checked and ready.
 
     ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
@@ -117,14 +116,15 @@ def prepare(
         data = _finished_on_device(config, data, where)
     chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
     options = complete(**{**chosen, "device": device, "progress": progress, **(how or {})})
-    return Training(config.algorithm, model, data, options, label=config.name)
+    return Job(config.algorithm, model, data, options, label=config.name)
 
 
 def _finished_on_device(config: RunConfig, data: DomainData, device: torch.device) -> DomainData:
     """``data`` with images that are normalised and recoloured on the device, if they are to be."""
     if not isinstance(data.examples, ImageFiles):
         return data
-    usual = "device" if device.type == "cuda" and config.memory_format == "auto" else "cpu"
+    pretrained = models.names_weights(config.model or data.model) or config.weights
+    usual = "device" if device.type == "cuda" and pretrained else "cpu"
     on_device = (data.examples.augment_on or usual) == "device"
     return replace(data, examples=data.examples.on_device()) if on_device else data
 
@@ -179,69 +179,65 @@ def run(
     if baselines.is_one(config):
         return baselines.train(config, folder) if folder is not None and weights else baselines.run(config)
     if folder is None:
-        training = prepare(config, device, progress, how)
-        with Signals(watch=False) as signals, world(training.device, training.options["deterministic"]):
-            return _train(config, training, None, signals)
+        return _train(config, prepare(config, device, progress, how), None)
     if (ended := of_same_run(folder, config)) is not None:
         if how.get("predictions"):
             _predict(config, ended, device, folder, how)
         return ended
     resumed = Checkpoints(folder / "checkpoints").latest() is not None
     try:
-        training = prepare(config, device, progress, how, resumed)
+        job = prepare(config, device, progress, how, resumed)
     except InputError:
         with suppress(OSError):
             folder.rmdir()  # it was made for this run and nothing is in it
         raise
-    return _run_in_folder(config, training, folder, how, weights, wandb)
+    return _run_in_folder(config, job, folder, how, weights, wandb)
 
 
 def _run_in_folder(
     config: RunConfig,
-    training: Training,
+    job: Job,
     folder: Path,
     how: Mapping[str, Any],
     weights: bool,
     wandb: str | None,
 ) -> RunRecord:
     """Train with a log and checkpoints; with ``weights`` the folder keeps the weights and the record too."""
-    metadata = surroundings(training.device, training.processes.count)
-    metadata["environment"] |= packages(config) | first_weights(config, training.model)
+    setup = job.setup
+    metadata = surroundings(setup.device, setup.processes.count)
+    metadata["environment"] |= packages(config) | first_weights(config, setup.model)
     metadata |= {"run": config.to_dict(), "how": dict(how)}
-    with Signals() as signals, world(training.device, training.options["deterministic"]):
+    with Signals() as signals:
         given: dict[str, Any] = {"config": metadata, "wandb": wandb}
-        journal = Journal(folder, training.processes, **given)
+        journal = Journal(folder, setup.processes, **given)
         if not weights and not how.get("checkpoint_every"):
-            journal = BriefJournal(folder, training.processes, signals=signals, **given)
+            journal = BriefJournal(folder, setup.processes, signals=signals, **given)
         with journal:
             journal.begin(metadata)
-            record = _train(config, training, journal, signals)
+            record = _train(config, job, journal)
             finished = record.status == "finished"
-            if finished:
-                training.restore_selected()
-                if training.options["predictions"]:
-                    journal.hold()
-                    write_predictions(training, config, folder)
+            if finished and setup.options["predictions"]:
+                journal.hold()
+                write_predictions(setup, config, folder)
             if finished and weights:
                 content = record.to_dict()
-                model = {"name": config.model or training.data.model, "options": config.model_options}
-                files = partial(beside, training, model, content, metadata)
-                record = replace(record, files=journal.finish(training.model.state_dict(), content, files))
+                model = {"name": config.model or setup.data.model, "options": config.model_options}
+                files = partial(beside, setup, model, content, metadata)
+                record = replace(record, files=journal.finish(setup.model.state_dict(), content, files))
             elif weights:
                 journal.record(record.to_dict())
     return record
 
 
-def _train(config: RunConfig, training: Training, journal: Journal | None, signals: Signals) -> RunRecord:
+def _train(config: RunConfig, job: Job, journal: Journal | None) -> RunRecord:
     """A loss that is no longer finite is a result too, not an error."""
     status, error = "finished", ""
     try:
-        for _ in training.stages(journal, signals):
-            pass
+        job.run(journal)
     except Diverged as stop:
         status, error = "diverged", str(stop)
-    measured = summary(training, status, error)
-    measured["environment"] |= packages(config) | first_weights(config, training.model)
+    measured = summary(job, status, error)
+    measured["environment"] |= packages(config) | first_weights(config, job.setup.model)
     return RunRecord(config=config, **measured)
 
 
@@ -264,10 +260,10 @@ def _predict(
 ) -> None:
     """Write the predictions of a finished run that was done without."""
     if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
-        training = prepare(config, device, how=how, resumed=True)
+        setup = prepare(config, device, how=how, resumed=True).setup
         check_files(folder, record.files)
-        training.model.load_state_dict(load_weights(RunFolder(folder).model))
-        write_predictions(training, config, folder)
+        setup.model.load_state_dict(load_weights(RunFolder(folder).model))
+        write_predictions(setup, config, folder)
 
 
 def packages(config: RunConfig) -> dict[str, str]:
@@ -286,14 +282,14 @@ def first_weights(config: RunConfig, model: nn.Module) -> dict[str, str]:
     return {"weights": found} if found else {}
 
 
-def write_predictions(training: Training, config: RunConfig, folder: Path) -> None:
+def write_predictions(setup: Setup, config: RunConfig, folder: Path) -> None:
     """In WILDS' form; a dataset with an option ``fold`` is told apart by that and not by seeds."""
     dataset = str(config.dataset).lower().replace("_", "-")
     options = inspect.signature(sets.registry.module(dataset).load).parameters
     replicate = ("seed", str(config.seed))
     if "fold" in options:
         replicate = ("fold", str(config.data_options.get("fold", options["fold"].default)))
-    predictions.write(training, folder / "predictions", dataset, replicate)
+    predictions.write(setup, folder / "predictions", dataset, replicate)
 
 
 def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:

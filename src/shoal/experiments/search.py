@@ -102,17 +102,6 @@ def _backbone(config: RunConfig) -> str | None:
     return name if isinstance(name, str) and name not in models.registry.names() else None
 
 
-def with_format(config: RunConfig) -> RunConfig:
-    """``config`` with automatic precision and memory format where neither is set and a pretrained backbone of
-    timm or transformers is trained.
-
-    Protocols that repeat published results do not use it: they compute in fp32, contiguous.
-    """
-    if not is_pretrained(config) or _backbone(config) is None:
-        return config
-    return replace(config, precision=config.precision or "auto", memory_format=config.memory_format or "auto")
-
-
 def rates_of(config: RunConfig) -> Space:
     """The search space of the learning rate for the model of ``config``."""
     pretrained = is_pretrained(config)

@@ -72,10 +72,10 @@ def plan(dataset: str, request: Request) -> list[RunConfig]:
 
 def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]]:
     """Agreement and scores of the constant classifiers."""
-    training = prepare(replace(config, warm_start=None), device, how={"track_every": 1})
-    track, task = training.tracking, training.task
-    steps = min(CONSTANT_STEPS, config.steps)
-    batches = [batch for step in training.loader(training.sampler, 0, steps) for batch in step]
+    trainer = prepare(replace(config, warm_start=None), device, how={"track_every": 1}).trainer
+    training, track = trainer.setup, trainer.tracking
+    task, steps = training.task, min(CONSTANT_STEPS, config.steps)
+    batches = list(training.loader(training.sampler, 0, steps))
     head: Any = find_head(training.model, batches[0].x)
     labels = torch.cat([batch.y for batch in batches])
     bias = constant_bias(labels, task.classes)

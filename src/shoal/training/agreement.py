@@ -18,24 +18,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Log
-from shoal.data.batch import DomainBatch
+from shoal.data.batch import MetaBatch
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
 from shoal.gradients import Gradient, cosines, gradient, gram_matrix, mean_of_pairs, sign_agreement
-from shoal.replay import leaves_no_trace
+from shoal.replay import preserve_state
 from shoal.training.callbacks import Callback, State
-from shoal.training.capture import Fixed, Replay
 from shoal.training.engine import Engine
+
+if TYPE_CHECKING:
+    from shoal.training.trainer import Trainer
 
 LARGEST = 50
 """Most domains that a measurement compares by default, and whose matrix is written down."""
@@ -61,40 +62,22 @@ class Agreement:
     else is done, and all find the same. They are computed in the precision of the training, one domain at a
     time, and compared in float32.
 
-    ``capture`` replays the measurement as a CUDA graph, as long as batches have the same shapes.
     """
 
-    def __init__(self, algorithm: Algorithm, engine: Engine, *, capture: bool = False) -> None:
-        self.algorithm, self.engine = algorithm, engine
-        self._fixed = Fixed()
-        self._replay = (
-            Replay(lambda: self._measure(self._fixed.batches), algorithm, engine) if capture else None
-        )
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
-    def __call__(self, step: int, domains: Sequence[str], batches: Sequence[DomainBatch]) -> Pending:
-        """Compares batches of at least two domains; nothing waits for the device."""
+    def __call__(self, step: int, domains: Sequence[str], batch: MetaBatch) -> Pending:
+        """Compares the blocks of a batch, at least two; nothing waits for the device."""
         # A model may draw from any of the generators; `seeded` puts back those that are not torch's.
-        with seeded(step), leaves_no_trace(self.algorithm):
-            plain = [b._replace(domain=None) for b in batches]
-            replayed = self._replay is not None and self._fixed.take(plain)
-            log = self._replay() if self._replay and replayed else self._measure(plain)
-        return Pending(step, list(domains), log["gram"], log["signs"])
+        with seeded(step), preserve_state(self.engine.algorithm):
+            gradients = [self._gradient(block) for block in batch.split()]
+        return Pending(step, list(domains), gram_matrix(gradients), sign_agreement(gradients))
 
-    def _gradient(self, batch: DomainBatch) -> Gradient:
+    def _gradient(self, batch: MetaBatch) -> Gradient:
         """Of the mean loss of a whole batch, in float32."""
-        engine, total = self.engine, Gradient()
-        scale = engine.scale.value if engine.scale is not None else None
-        for weight, (part,) in engine.parts([batch]):
-            loss = self.algorithm.domain_loss(part) * weight
-            found = gradient(loss if scale is None else loss * scale, engine.params)
-            total = found if not total else list(torch._foreach_add(total, found))
-            del loss
-        total = [g.float() if g.dtype in (torch.bfloat16, torch.float16) else g for g in total]
-        return engine.average(total if scale is None else list(torch._foreach_div(total, scale)))
-
-    def _measure(self, batches: Sequence[DomainBatch]) -> Log:
-        gradients = [self._gradient(batch) for batch in batches]
-        return {"gram": gram_matrix(gradients), "signs": sign_agreement(gradients)}
+        total, _ = self.engine.mean_gradient(batch)
+        return [g.float() if g.dtype in (torch.bfloat16, torch.float16) else g for g in total]
 
     def read(self, pending: Pending) -> dict[str, Any]:
         """A measurement as plain data; what is not finite is ``None``."""
@@ -139,17 +122,41 @@ class Tracking(Callback):
         self.own = sampler.draw == "domains" and not sampler.by_size and slots >= self.count
         """Whether a step's own batches are measured."""
         self._loader: MetaBatchLoader | None = None
-        self._drawn: Iterator[list[DomainBatch]] | None = None
+        self._drawn: Iterator[MetaBatch] | None = None
         self.after = after
-        self._again: tuple[int, list[str], list[DomainBatch]] | None = None
+        self._again: tuple[int, list[str], MetaBatch] | None = None
         self.unread: list[Pending] = []
         self.unread_after: list[Pending] = []
         self.found: list[dict[str, Any]] = []
         """What was measured; only the newest has its matrix."""
         self.log: Callable[[Mapping[str, Any]], None] = lambda line: None
 
+    @classmethod
+    def of(cls, trainer: Trainer) -> Tracking:
+        """That of a training, by its options."""
+        setup = trainer.setup
+        made = cls(
+            Agreement(setup.engine),
+            setup.data.splits["train"],
+            setup.sampler,
+            setup.examples,
+            every=setup.options["track_every"] or 1,
+            after=setup.options["track_after"],
+            workers=setup.options["workers"],
+            share=(setup.processes.index, setup.processes.count),
+            enter=setup.enter,
+        )
+        made.log = trainer.write_line
+        return made
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"found": self.found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.found = [dict(found) for found in state["found"]]
+
     def before_step(self, state: State) -> None:
-        self(state.step, state.batches)
+        self(state.step, state.batch)
 
     def on_step(self, state: State) -> None:
         if self._again is not None:
@@ -169,22 +176,24 @@ class Tracking(Callback):
             self._loader.close()
         self._loader = self._drawn = None
 
-    def __call__(self, step: int, batches: Sequence[DomainBatch] | None = None) -> None:
-        """Measures, if that is due before this step; ``batches`` are the step's, where they are at hand."""
+    def __call__(self, step: int, batch: MetaBatch | None = None) -> None:
+        """Measures, if that is due before this step; ``batch`` is the step's."""
         if step % self.every:
             return
         if not self.own:
-            batches = self._next(step)
-        elif batches is None:  # they are gathered on the device, and here once more
+            batch = self._next(step)
+        elif batch is None:
             where: dict[str, Any] = {"share": self.share, "enter": self.enter}
-            own = MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1, **where)
-            batches = next(iter(own))
-        chosen = list(batches)[: self.count]
-        names = [self.domains.names[int(b.domain)] for b in chosen if b.domain is not None]
-        self.unread.append(self.agreement(step, names, chosen))
-        self._again = (step, names, chosen) if self.after else None
+            batch = next(
+                iter(MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1, **where))
+            )
+        sizes = batch.sizes[: self.count]
+        batch = batch.rows(slice(sum(sizes)), sizes)
+        names = [self.domains.names[n] for n in batch.ids.tolist()]
+        self.unread.append(self.agreement(step, names, batch))
+        self._again = (step, names, batch) if self.after else None
 
-    def _next(self, step: int) -> list[DomainBatch]:
+    def _next(self, step: int) -> MetaBatch:
         """Drawn for this alone, and read ahead by worker processes where the training has some."""
         if self._drawn is None:
             first = step // self.every
@@ -226,9 +235,9 @@ class _Every:
         self.sampler, self.every = sampler, every
         self.seed, self.domains_per_step = sampler.seed, sampler.domains_per_step
 
-    def plans(self, start: int, stop: int) -> tuple[list[list[int | None]], NDArray[np.int64]]:
+    def plans(self, start: int, stop: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
         found = [self.sampler.plans(k * self.every, k * self.every + 1) for k in range(start, stop)]
-        return [d for domains, _ in found for d in domains], np.concatenate([rows for _, rows in found])
+        return np.concatenate([d for d, _ in found if d is not None]), np.concatenate([r for _, r in found])
 
 
 def _number(value: float | Tensor) -> float | None:

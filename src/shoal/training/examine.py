@@ -22,7 +22,7 @@ from shoal.errors import InputError
 from shoal.losses import BINARY, OF_NUMBERS, PROBABILITIES, UNKNOWN_LOSS, Terms, find_terms, shown_loss
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.models.calling import arguments, call
-from shoal.replay import leaves_no_trace
+from shoal.replay import preserve_state
 
 SIZED = 16
 """Examples looked at for the largest, where they differ in size."""
@@ -155,7 +155,7 @@ class Largest(TorchDispatchMode):
 
 def _trial(model: nn.Module, x: Any) -> Any:
     """What the model makes of ``x``, before training and without a trace."""
-    with leaves_no_trace(model):
+    with preserve_state(model):
         return _forward(model, x)
 
 
@@ -179,12 +179,14 @@ def _forward(model: nn.Module, x: Any) -> Any:
 def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
     """Methods that compare domains need at least two of them, and two a step."""
     name = type(algorithm).__name__
-    if algorithm.knows_domains and sampler.domains_per_step > algorithm.task.domains:
+    if algorithm.min_domains < 2:
+        return
+    if sampler.domains_per_step > algorithm.task.domains:
         raise InputError(
-            f"{name} keeps something for each of {algorithm.task.domains} domains; domains_per_step="
+            f"{name} compares {algorithm.task.domains} domains; domains_per_step="
             f"{sampler.domains_per_step} must be at most {algorithm.task.domains}."
         )
-    if not algorithm.compares_domains or sampler.draw == "regrouped":
+    if sampler.draw == "regrouped":
         return
     if len(data.splits["train"]) < 2:
         only = data.splits["train"].names[0]
@@ -224,11 +226,9 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
                 f"{type(algorithm).__name__} does not take sample weights; leave them out, or train with "
                 "'fish', 'vrex' or 'erm'."
             )
-    exact = terms is not None and (algorithm.sample_weights or not algorithm.additive)
-    needs = None if exact else divided
-    if algorithm.mean_of_examples:
-        needs = needs or type(algorithm).__name__
-    _try_loss(loss, found, needs)
+    gathered = type(algorithm).objective is not Algorithm.objective
+    by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
+    _try_loss(loss, found, None if gathered or by_parts else divided)
 
 
 def _check_terms(terms: Terms, loss: Loss, found: Examined) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
@@ -19,7 +18,6 @@ from shoal.options import FitOptions, declared, with_defaults
 from shoal.settings import coerce
 from shoal.training import averaging
 from shoal.training.callbacks import Callback
-from shoal.training.engine import HALF, Precision
 from shoal.training.metrics import metric
 from shoal.training.processes import named_device
 
@@ -114,12 +112,6 @@ def uses_swad(options: FitOptions) -> bool:
 def probes_head(options: FitOptions) -> bool:
     """Whether the warm start trains only the head."""
     return str(options["warm_start"]).startswith("head")
-
-
-def precision_of(options: FitOptions) -> Precision:
-    """The precision; with ``accelerate launch``, the default is its setting."""
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    return cast(Precision, options["precision"] or (launched if launched in HALF else "fp32"))
 
 
 def warm_steps(options: FitOptions, examples: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from shoal.errors import InputError
 from shoal.training.options import probes_head, uses_swad
 
 if TYPE_CHECKING:
-    from shoal.training.loop import Training
+    from shoal.training.recipes import Job
 
 Plan = dict[str, Any]
 """What a search has found, as plain data: ``options`` for the training after it, and what to report of it."""
@@ -42,18 +42,19 @@ def with_validation(data: DomainData) -> DomainData:
     return data.split_as(splits, {k: v for k, v in data.notes.items() if k != "validation"})
 
 
-def plan(search: Training) -> Plan:
+def plan(job: Job) -> Plan:
     """What a training that is over says of the one to come."""
+    search = job.trainer
     point, rule = search.selection.selected
-    steps, average, options = point.step, search.average, search.options
+    steps, average, options = point.step, search.selection.average, job.options
     changes: dict[str, Any] = {"average": options["average"]}
     first = average.start if options["average"] and options["average"].startswith("sma") else 0  # type: ignore[union-attr]
     if uses_swad(options):  # the mean over the same steps
         first, steps = average.span if average and average.span else (steps + 1, steps)
     if first:  # unless the selected weights are from before the averaging
         changes["average"] = f"sma:{first}" if first <= steps else None
-    if search.warm is not None:
-        warm = search.warm.selection.selected_step
+    if job.warm is not None:
+        warm = job.warm.selection.selected_step
         changes["warm_start"] = f"head:{warm}" if probes_head(options) else warm
     if search.selection.interpolation:
         changes["wise_ft"] = search.selection.interpolation["alpha"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,26 +15,28 @@ from torch import Tensor
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
 from shoal.training.averaging import SWAD, applied, has_batchnorm, interpolate, refresh_batchnorm
-from shoal.training.callbacks import State
+from shoal.training.callbacks import Callback, Point, State
 from shoal.training.evaluate import Scores, snapshot
-from shoal.training.history import Point
-from shoal.training.setup import Setup
+from shoal.training.options import make_average
+
+if TYPE_CHECKING:
+    from shoal.training.trainer import Trainer
 
 REFRESH_BATCHES = 100
 REFRESHING = "averaging BatchNorm statistics"
 ALPHAS = tuple(n / 10 for n in range(11))
 """Between which ``wise_ft="validation"`` chooses."""
-Watched = Callable[[str], AbstractContextManager[None]]
 
 
-class Selection:
-    """Evaluates the model, keeps the weights that are to be selected, and says when to stop.
+class Selection(Callback):
+    """Evaluates the model, keeps the weights that are to be selected, and says when to stop."""
 
-    ``watched`` is a block in which batches are counted, in evaluations too, and may be interrupted.
-    """
-
-    def __init__(self, setup: Setup, state: State, watched: Watched) -> None:
-        self.setup, self.state, self.watched = setup, state, watched
+    def __init__(self, trainer: Trainer) -> None:
+        self.setup, self.state, self.watched = trainer.setup, trainer.state, trainer.watched
+        self.average = make_average(self.setup.options)
+        self.few_evaluations = self._few_evaluations()
+        if self.few_evaluations and self.setup.processes.main:
+            warnings.warn(self.few_evaluations, stacklevel=3)
         self.best: tuple[Point, dict[str, Tensor]] | None = None
         self.final: tuple[Point, dict[str, Tensor]] | None = None
         self.start: dict[str, Tensor] | None = None
@@ -48,18 +50,36 @@ class Selection:
     def history(self) -> list[Point]:
         return self.state.history
 
-    @property
-    def due(self) -> bool:
-        """Whether this step is to be evaluated and is not yet, as after an evaluation that was abandoned."""
-        step = self.state.step
-        at = step % self.setup.eval_every == 0 or step >= self.state.steps
-        return at and step > (self.history[-1].step if self.history else 0)
+    def _few_evaluations(self) -> str:
+        """What is wrong where SWAD could not find an end in so few evaluations."""
+        average, steps, every = self.average, self.setup.options["steps"], self.setup.eval_every
+        count = -(-steps // every)
+        if not isinstance(average, SWAD) or count >= average.converge + average.tolerate:
+            return ""
+        return (
+            f"average='swad' has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
+            f"eval_every={every:,}). It needs {average.converge} to find a start and "
+            f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
+            f"Set eval_every={max(1, steps // 50)}."
+        )
 
     @property
-    def finished(self) -> bool:
-        average = self.setup.average
-        over = self.state.step >= self.state.steps or self._stale() or bool(average and average.done)
-        return over and not self.due
+    def stop(self) -> bool:
+        """Whether the training may end before its last step."""
+        return self._stale() or bool(self.average and self.average.done)
+
+    def on_start(self, state: State) -> None:
+        """Before the first step: notes the weights, if they are to be interpolated with."""
+        if state.step:
+            return
+        if self.setup.options["wise_ft"] is not None and self.start is None:
+            self.start = snapshot(self.setup.model)
+        if self.setup.l2_sp is not None:
+            self.setup.l2_sp.begin()
+
+    def on_step(self, state: State) -> None:
+        if self.average is not None:
+            self.average.update(state.step, self.setup.engine.params)
 
     def _stale(self) -> bool:
         """Whether validation has not improved for as many evaluations as patience allows."""
@@ -90,18 +110,15 @@ class Selection:
                 self.best is None or scores["validation"].better_than(self.best[0].scores["validation"])
             ):
                 self.best = (point, snapshot(setup.model))
-        return point
-
-    def add(self, point: Point) -> None:
-        self.history.append(point)
-        if self.setup.average is not None:
+        if self.average is not None:
             validation = point.scores.get("validation")
-            self.setup.average.evaluated(point.step, validation.loss if validation else None)
+            self.average.evaluated(point.step, validation.loss if validation else None)
+        return point
 
     @contextmanager
     def _averaged(self, always: bool = False) -> Iterator[None]:
         """Within the block the model holds the running mean of its weights, if it is evaluated by that."""
-        average, model = self.setup.average, self.setup.model
+        average, model = self.average, self.setup.model
         weights = average.weights() if average and (always or average.running) else None
         if weights is None:
             yield
@@ -133,14 +150,9 @@ class Selection:
                     buffer.copy_(mean)
 
     def _inputs(self, batches: MetaBatchLoader) -> Iterator[Any]:
-        for number, (batch,) in enumerate(batches):
-            self.setup.watch(REFRESHING, number, len(batches))
+        for number, batch in enumerate(batches):
+            self.setup.watch and self.setup.watch(REFRESHING, number, len(batches))
             yield batch.x
-
-    def begin(self) -> None:
-        """Before the first step: notes the weights, if they are to be interpolated with."""
-        if self.setup.options["wise_ft"] is not None and self.start is None:
-            self.start = snapshot(self.setup.model)
 
     def finish(self) -> None:
         """What the selected weights are in the end, where they are averaged or interpolated."""
@@ -190,7 +202,7 @@ class Selection:
         self._rule = f"{rule}, interpolated by {alpha:g} from the start"
 
     def _finish_average(self) -> None:
-        average, model = self.setup.average, self.setup.model
+        average, model = self.average, self.setup.model
         if average is None or average.span is None:
             return
         if average.running and self.best is not None:
@@ -207,7 +219,7 @@ class Selection:
 
     def _no_start(self) -> str:
         """Which weights SWAD takes where its rule found no start."""
-        average, count = self.setup.average, len(self.history)
+        average, count = self.average, len(self.history)
         if not isinstance(average, SWAD) or average.started or self.final is None or average.span is None:
             return ""
         first, last = average.span
@@ -221,7 +233,7 @@ class Selection:
     @property
     def notes(self) -> dict[str, str]:
         """What a reader of the record must know of the averaged weights."""
-        found = " ".join(filter(None, (self.setup.few_evaluations, self._no_start())))
+        found = " ".join(filter(None, (self.few_evaluations, self._no_start())))
         return {"average": found.removesuffix(".")} if found else {}
 
     @property
@@ -229,7 +241,7 @@ class Selection:
         """The point whose weights count, and the rule that chose it."""
         if not self.history:
             raise RuntimeError("the training has not been run yet.")
-        name, average, selects = self.setup.options["average"], self.setup.average, self.setup.selects
+        name, average, selects = self.setup.options["average"], self.average, self.setup.selects
         if self.final is not None and self._rule:
             return self.final[0], self._rule
         span = average.span if average else None
@@ -256,3 +268,22 @@ class Selection:
         for loader in (self.setup.evaluator.loader, self._refreshing):
             if loader is not None:
                 loader.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {"best": None, "start": self.start, "average": None}
+        if self.best is not None:
+            kept["best"] = {"point": self.best[0].to_dict(), "weights": self.best[1]}
+        if self.average is not None:
+            kept["average"] = self.average.state_dict()
+        return kept
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        device = self.setup.device
+        if state["best"] is not None:
+            weights = {k: v.to(device) for k, v in state["best"]["weights"].items()}
+            step = state["best"]["point"]["step"]
+            self.best = next(point for point in self.history if point.step == step), weights
+        if state["start"] is not None:
+            self.start = {k: v.to(device) for k, v in state["start"].items()}
+        if self.average is not None:
+            self.average.load_state_dict(state["average"], self.setup.engine.params)

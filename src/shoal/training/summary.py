@@ -19,26 +19,28 @@ from shoal.data.batch import DomainData, evaluation_view, finished
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
-from shoal.training.loop import Training
 from shoal.training.options import plain
+from shoal.training.recipes import Job
+from shoal.training.setup import Setup
 
 
-def summary(training: Training, status: str = "finished", error: str = "") -> dict[str, Any]:
+def summary(job: Job, status: str = "finished", error: str = "") -> dict[str, Any]:
     """Everything measured, as plain data."""
-    history, plan = training.points, training.plan or {}
-    chosen, rule = training.selected if history else (None, "last step")
+    history, setup = job.points, job.setup
+    chosen, rule = job.selected if history else (None, "last step")
+    at = next((n for n, point in enumerate(history) if point is chosen), -1)
     return {
         "status": status,
         "history": tuple(point.to_dict() for point in history),
-        "selected": history.index(chosen) if chosen is not None else -1,
+        "selected": at,
         "rule": rule,
-        "seconds": round(training.seconds, 3),
-        "environment": environment(training.device, training.processes.count) | computed_in(training),
+        "seconds": round(job.seconds, 3),
+        "environment": environment(setup.device, setup.processes.count) | computed_in(setup),
         "error": error,
-        "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
-        "notes": {**training.data.notes, **plan.get("notes", training.selection.notes)},
-        "agreement": tuple(training.agreement),
-        "interpolation": plan.get("interpolation", training.selection.interpolation),
+        "warm_up": tuple(p.to_dict() for p in job.warm.history) if job.warm else (),
+        "notes": {**setup.data.notes, **job.notes},
+        "agreement": tuple(job.trainer.agreement),
+        "interpolation": job.interpolation,
     }
 
 
@@ -55,15 +57,10 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
     }
 
 
-def computed_in(training: Training) -> dict[str, str]:
-    """The memory format and precision, where they were not the usual ones or were left to a trial."""
-    asked, choice = training.options, training.choice
-    if choice.format.memory_format == "contiguous" and "auto" not in (
-        asked["precision"],
-        asked["memory_format"],
-    ):
-        return {}
-    return {k: v for k, v in choice.state_dict().items() if v}
+def computed_in(setup: Setup) -> dict[str, str]:
+    """The memory format and precision, where they are not the usual ones."""
+    found = {"memory_format": "channels-last"} if setup.channels_last else {}
+    return found | ({"precision": setup.precision} if setup.precision != "fp32" else {})
 
 
 def surroundings(device: torch.device, processes: int = 1) -> dict[str, Any]:
@@ -121,7 +118,7 @@ def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "options": plain({**usual, **(recipe.get("options") or {})})}
 
 
-def example_of(training: Training) -> tuple[list[int], str]:
+def example_of(training: Setup) -> tuple[list[int], str]:
     """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
     examples: Any = evaluation_view(training.examples)
     with seeded(training.options["seed"]):  # reading an example may draw random numbers
@@ -131,7 +128,7 @@ def example_of(training: Training) -> tuple[list[int], str]:
     return list(training.data.input_shape or x.shape), str(x.dtype).removeprefix("torch.")
 
 
-def describe(training: Training, where: bool = True) -> dict[str, Any]:
+def describe(training: Setup, where: bool = True) -> dict[str, Any]:
     """A training that was started from Python: its options, and the names of what cannot be written down."""
     return {
         "algorithm": type(training.algorithm).__name__,
