@@ -211,7 +211,8 @@ def configuration(
 
     recipe = find_recipe(algorithm)
     if recipe is not None:
-        algorithm, options = recipe.algorithm, recipe.fill(options)
+        named = data if isinstance(data, str) else ""
+        algorithm, options = recipe.algorithm, recipe.fill(options, named)
     algorithm, rate = reference(algorithm), ""
     label = display_name(algorithm) if REFERENCE.fullmatch(algorithm) else recipe.name if recipe else ""
     if not REFERENCE.fullmatch(algorithm):

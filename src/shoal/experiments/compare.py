@@ -308,7 +308,7 @@ def _trials(start: RunConfig, row: str, search: int, given: Iterable[str]) -> li
     algorithm, draw = split_draw(row)
     start = replace(start, draw=draw or start.draw, label=display_name(row), select=start.select or "best")
     if (recipe := find_recipe(algorithm)) is not None:
-        options = recipe.fill({name: getattr(start, name) for name in given})
+        options = recipe.fill({name: getattr(start, name) for name in given}, start.dataset)
         start, algorithm = with_model_options(recipe, replace(start, **options)), recipe.algorithm
     return trials(replace(start, algorithm=algorithm), search)
 

@@ -30,7 +30,7 @@ SETTINGS = (*declared(ModelOptions), *declared(TrainingOptions), "holdout", "pro
 """What of a configuration the card lists, where it is set."""
 
 
-def model_files(
+def with_card(
     content: Mapping[str, Any],
     files: Mapping[str, bytes],
     data: DomainData,
@@ -60,7 +60,8 @@ def card(
     chosen = run or config.get("options") or {}
     name, classes = (run or config).get("algorithm", "?"), content["classes"]
     task = TASKS.get(content.get("task", ""), "{} classes" if classes else "regression").format(classes)
-    rows, small = [], {}
+    rows: list[tuple[str, ...]] = []
+    small: dict[str, None] = {}
     for split, found in scores.items():
         counts = found.get("sizes") or []
         metrics = {found["metric"]: found["average"], **(found.get("metrics") or {})}

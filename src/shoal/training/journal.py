@@ -133,8 +133,8 @@ class Journal:
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Writes down what is run; a run that is resumed keeps what it began with."""
-        if self.processes.main and not self.folder.config.exists():
-            self._write("config.yaml", dump_yaml(dict(config)).encode())
+        if not self.folder.config.exists():
+            self.write("config.yaml", dump_yaml(dict(config)).encode())
 
     def begun(self) -> dict[str, Any]:
         """What was run, as it was written down when it began."""
@@ -146,7 +146,7 @@ class Journal:
         record: Mapping[str, Any],
         files: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> dict[str, str]:
-        """Writes the selected weights, files for those who use them, and the record: the run is complete then.
+        """Writes the selected weights, the other files of the model and the record: the run is complete.
 
         Returns the checksums (SHA-256) of the files, which the record has under ``files``.
         """
@@ -158,16 +158,18 @@ class Journal:
             written = {self.folder.model.name: content, **written}
         sums = {k: hashlib.sha256(v).hexdigest() for k, v in written.items() if k != "card.md"}
         for name, content in written.items():
-            self._write(name, content)
+            self.write(name, content)
         self.record({**record, "files": sums})
         return sums
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Writes the record, the last file of a run."""
-        if self.processes.main:
-            self._write(self.folder.record.name, json.dumps(record, default=dict).encode())
+        self.write(self.folder.record.name, json.dumps(record, default=dict).encode())
 
-    def _write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces the entry of the folder called ``name``."""
+        if not self.processes.main:
+            return
         try:
             self.folder.write(name, content)
         except OSError as error:
@@ -175,7 +177,8 @@ class Journal:
             if self.saved is None or self.checkpoints.latest() is None:
                 stands = "No checkpoint was saved. Free some disk space, then start again with"
             raise InputError(
-                f"{self.folder.path / name} could not be written ({error.strerror}). {stands}: {self.resume_hint}"
+                f"{self.folder.path / name} could not be written ({error.strerror}). {stands}: "
+                f"{self.resume_hint}"
             ) from error
 
 

@@ -100,29 +100,9 @@ def schedule_factor(schedule: str, steps: int, step: int) -> float:
     return factor
 
 
-def make_average(options: FitOptions) -> averaging.SMA | None:
-    return averaging.make_average(options["average"], options["steps"])
-
-
 def uses_swad(options: FitOptions) -> bool:
     """Whether weights are averaged by the validation loss."""
     return (options["average"] or "").startswith("swad")
-
-
-def probes_head(options: FitOptions) -> bool:
-    """Whether the warm start trains only the head."""
-    return str(options["warm_start"]).startswith("head")
-
-
-def warm_steps(options: FitOptions, examples: int) -> tuple[int, int]:
-    """How many ERM steps to start with, and how many make one pass over the training examples."""
-    one_pass = max(1, math.ceil(examples / options["batch_size"]))
-    start = options["warm_start"]
-    if isinstance(start, str) and start.startswith("head"):
-        return int(start[5:] or max(1, options["steps"] // 10)), one_pass
-    if isinstance(start, float):
-        return max(1, round(start * one_pass)), one_pass
-    return start if isinstance(start, int) else 100 * one_pass, one_pass
 
 
 def plain(value: Any) -> Any:

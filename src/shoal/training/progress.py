@@ -39,10 +39,10 @@ class Progress(Callback):
 
     def __init__(self, label: str, steps: int, shown: bool = True, stream: TextIO | None = None) -> None:
         self.label, self.steps = clean(label), steps
-        stream = sys.stderr if stream is None else stream
-        self.stream: Any = getattr(stream, "stream", stream)  # all text is cleaned here
+        inside: Any = stream or sys.stderr
+        self.stream: Any = getattr(inside, "stream", inside)  # all text is cleaned here
         self.shown = shown and self.stream is not None
-        self.terminal = self.shown and self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.terminal = bool(self.shown and self.stream.isatty()) and os.environ.get("TERM") != "dumb"
         self._bar: Any = None
         self.begin(0)
 

@@ -91,12 +91,11 @@ class TensorBoard(Logger):
     def __init__(self, folder: Path, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(folder, purge_step=step or None)
+        self._writer: Any = SummaryWriter(folder, purge_step=step or None, flush_secs=10)
 
     def write(self, line: Mapping[str, Any]) -> None:
         for name, value in scalars(line):
             self._writer.add_scalar(name, value, int(line.get("step", 0)))
-        self._writer.flush()
 
     def close(self) -> None:
         if not self._failed:
