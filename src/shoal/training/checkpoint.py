@@ -133,17 +133,16 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         name := next((n for n in nests if isinstance(tree.get(n), Mapping)), "")
     ):
         tree = tree[name]
-    weights = dict(tree) if isinstance(tree, Mapping) else {"": tree}
-    wrong = [
-        name for name, value in weights.items() if not (isinstance(name, str) and isinstance(value, Tensor))
-    ]
-    if wrong or not weights:
-        what = f"a {type(weights[wrong[0]]).__name__} under {wrong[0]!r}" if wrong else "nothing"
+    what = "" if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
+    for name, value in tree.items() if isinstance(tree, Mapping) else ():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            what = f"a {type(value).__name__} under {name!r}"
+    if what or len(tree) == 0:
         raise InputError(
-            f"weights: {path} holds {what}; it must hold a dict of names and tensors, or have one under "
-            "'state_dict' or 'model'."
+            f"weights: {path} holds {what or 'nothing'}; it must hold a dict of names and tensors, or have "
+            "one under 'state_dict' or 'model'."
         )
-    return {name: value.detach() for name, value in weights.items()}
+    return {name: value.detach() for name, value in tree.items()}
 
 
 def _from_safetensors(path: Path, content: bytes) -> Any:

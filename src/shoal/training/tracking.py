@@ -68,7 +68,7 @@ class Metrics(Logger):
             raise InputError(f"{path} cannot be opened for writing: {error.strerror}.") from error
 
     def write(self, line: Mapping[str, Any]) -> None:
-        text = json.dumps(finite(line), default=lambda value: value.tolist())
+        text = json.dumps(finite(line), default=lambda value: finite(value.tolist()))
         self._file.write(text.encode() + b"\n")
         self._file.flush()  # what a full disk refuses stays in the buffer, and is tried again
 
@@ -91,7 +91,7 @@ class TensorBoard(Logger):
     def __init__(self, folder: Path, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(folder, purge_step=step or None, flush_secs=10)
+        self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None, flush_secs=10)
 
     def write(self, line: Mapping[str, Any]) -> None:
         for name, value in scalars(line):
