@@ -60,7 +60,7 @@ class Trainer:
         shown = (
             ProgressFunction(options["progress"]) if main and callable(options["progress"]) else self.progress
         )
-        self.tracking = Tracking.of(self) if options["track_every"] is not None else None
+        self.tracking = Tracking(setup, self.write_line) if options["track_every"] is not None else None
         tracked = [self.tracking] if self.tracking is not None else []
         self.callbacks = Callbacks([self.selection, shown, *tracked], options["callbacks"])
         self.steps = Steps(setup.engine, options["capture"], setup.schedule)
