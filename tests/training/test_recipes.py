@@ -27,7 +27,7 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.options import TrainingOptions, declared
 from shoal.training.averaging import interpolate
-from shoal.training.callbacks import Callback, State
+from shoal.training.callbacks import Callback, CallbackError, State
 from shoal.training.options import complete
 from shoal.training.recipes import find_recipe, recipes, with_validation
 from shoal.training.stopping import Diverged
@@ -450,3 +450,55 @@ def test_a_retraining_that_diverges_says_so() -> None:
 
     with pytest.raises(Diverged, match=r"retraining: the loss .*step 2"):
         fit("erm", loss=loss, retrain=True, callbacks=[Count()])
+
+
+# Resuming
+
+
+class Kill(Callback):
+    """Fails after so many steps of this process, whatever the stage."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_step(self, state: State) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("erm++", {"warm_start": "head-train:7", "average": "online-sma:4"}),
+        ("auto", {"warm_start": "head:7", "layer_decay": 0.7, "l2_sp": 0.01}),
+        ("fish", {"warm_start": 5, "wise_ft": "validation", "average": "ema:0.9", "track_every": 4}),
+        ("fish", {"average": "swad", "eval_every": 1, "retrain": True, "head_lr": 0.01}),
+        ("erm", {"miro": 0.1, "average": "sma", "patience": 2, "schedule": "cosine", "eval_every": 2}),
+    ],
+)
+def test_resumed_is_as_uninterrupted_to_the_bit(
+    tmp_path: Path, algorithm: str, options: dict[str, Any]
+) -> None:
+    def trained(folder: str, **more: Any) -> shoal.Fit:
+        model = network(nn.BatchNorm1d(6), dropout=0.3)
+        options_of_both = {"checkpoint_every": 3, "folder": tmp_path / folder, "resume": True}
+        return fit(algorithm, model, data(turned=True), **{"steps": 14, **options, **options_of_both, **more})
+
+    whole = trained("whole")
+    kills = 0
+    for after in (2, 8, 5, 11, 9, 4):
+        try:
+            trained("killed", callbacks=[Kill(after)])
+        except CallbackError:
+            kills += 1
+    run = trained("killed")
+    assert kills > 2
+    torch.testing.assert_close(run.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    same = ("history", "selected", "rule", "warm_up", "agreement", "interpolation", "notes")
+    assert {k: run.record[k] for k in same} == {k: whole.record[k] for k in same}
+    for log in (tmp_path / "whole").rglob("metrics.jsonl"):
+        other = tmp_path / "killed" / log.relative_to(tmp_path / "whole")
+        both = ([json.loads(line) for line in path.read_text().splitlines()] for path in (log, other))
+        one, two = ([(x["step"], x["phase"], x.get("scores")) for x in lines] for lines in both)
+        assert one == two
