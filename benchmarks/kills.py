@@ -40,7 +40,7 @@ def configs(runs: int, steps: int) -> list[RunConfig]:
 
 def drive(folder: str, engine: str, runs: int, steps: int) -> int:
     """The command that is killed, and given again."""
-    given: dict[str, Any] = {"engine": engine, "device": "cpu", "how": {"checkpoint_every": 50}}
+    given: dict[str, Any] = {"engine": engine, "device": "cpu", "options": {"checkpoint_every": 50}}
     given |= {"jobs": 2} if engine == "local" else {}
     return 1 if execute(configs(runs, steps), Store(folder), **given).failed else 0
 

@@ -1,294 +1,261 @@
-"""Whether what `shoal compare` recommends is good in domains that nobody has seen.
+"""The rule of `shoal compare`, simulated as it is run: what it recommends, and how often it is right.
 
-    python benchmarks/recommendation.py --tasks 100 --jobs 16 --out recommendation.jsonl
+    OMP_NUM_THREADS=1 python benchmarks/recommendation.py --tables 1000 > results.md
 
-A task is a generated table of 6 to 12 domains. A comparison recommends a row. Then every row is trained on
-all these domains, with the settings that most of its trials chose, and scored on 30 fresh domains drawn
-from the same generator (the mean of three seeds). Counted is in how many tasks the recommended row is within
-one point of the best row there (controls included): 0.01 of accuracy, or of the variance in regression. Where
-the rule finds that row no better than the majority class, and so recommends none, it is counted all the same;
-beside it stands how often that happened, and how often it was right in fresh domains. To take a minute or two
-per task, trainings are short, at a higher learning rate than the default, and the search has one setting.
+A table has nine rows and a constant prediction. The score of row r in domain d with seed s is
 
-Each task is a line of JSON in --out, which is resumed; the summary applies the rule of this version to the
-scores in it. The same --seed makes the same tasks.
+    70 + gain_r + 8 b_d + 2 e_rd + m_rf + u_rds      points of accuracy,
+
+with the effect of the domain b, that of method × domain e (sd 2), that of the model of a fold m (sd 1 where
+there are folds) and the noise of seeds u (sd 1; none in the linear model and boosting). Without a true
+difference all gains are 0; else one row gains twice the standard deviation of its method × domain effect.
+*Race*: every row once; two further seeds only for rows that can still be recommended, for ERM and for the
+simplest; the others keep one seed and are out. The rule of 0.3 (the simplest within one standard error of the
+best) stands beside it. Biases are without the mean of b, which is in every estimate alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
-import statistics
-import sys
-import tempfile
+import math
+import platform
 import time
-import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import scipy
 
-from shoal.experiments import baselines, compare
-from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord
-from shoal.experiments.run import run
+import shoal
+from shoal.experiments import recommend
+from shoal.experiments.recommend import Difference, Recommendation, complexity, recommendation
+from shoal.experiments.statistics import mean_interval
 from shoal.report.tables import Table
 
-FRESH, FRESH_ROWS, REFITS = 30, 200, 3
-POINT, RATE = 0.01, 3e-3
-Array = NDArray[np.float64]
+ROWS = ("logistic-regression", "gradient-boosting", "erm", "reweighted", "mixup", "fish", "coral", "groupdro")
+ROWS += ("vrex",)
+LEVEL_OF_SCORE, DOMAIN_SD, EFFECT_SD, FOLD_SD, SEED_SD, SEEDS = 70.0, 8.0, 2.0, 1.0, 1.0, 3
+KINDS = ("normal", "networks alike", "unequal noise", "heavy tails")
+UNEQUAL = np.array([2, 2, 1, 0.5, 1, 1, 0.5, 1, 2])
+"""Relative noise of rows."""
+Random = np.random.Generator
+Rows = list[dict[str, Any]]
 
 
-@dataclass
-class World:
-    """What all domains of a task have in common; :meth:`domain` draws one."""
+@dataclass(frozen=True)
+class Case:
+    """How tables are made."""
 
-    rng: np.random.Generator
-    family: str
-    columns: int
+    kind: str
+    domains: int
+    better: int | None = None
+    """The row that is better."""
+    folds: int | None = None
+    tuned: float = 0.0
+    """What networks gain by further hyperparameter trials, in points."""
+    noise: bool = False
+    """Whether no row is better than a constant prediction."""
 
-    def __post_init__(self) -> None:
-        rng = self.rng
-        self.weights = rng.normal(size=self.columns) * (rng.random(self.columns) < 0.6)
-        self.weights[0] = 1.0
-        self.noise = rng.uniform(0.3, 1.5)
-        self.pairs = rng.choice(self.columns, size=(2, 2))
-        self.spread = rng.uniform(0.2, 0.8)
-        """How far the inputs of domains are apart."""
-        self.reversed = rng.uniform(0.1, 0.35)
-        self.strength = rng.uniform(0.5, 2.0)
+    @property
+    def scale(self) -> Any:
+        return EFFECT_SD * (UNEQUAL if self.kind == "unequal noise" else np.ones(len(ROWS)))
 
-    def domain(self, rows: int) -> tuple[Array, Array]:
-        """Inputs, and labels: classes 0 and 1, or in regression a number."""
-        rng, family = self.rng, self.family
-        shift = self.spread * rng.normal(size=self.columns)
-        if family == "covariate shift":
-            shift = 2.0 * rng.normal(size=self.columns)
-        x = rng.normal(size=(rows, self.columns)) + shift
-        signal = SIGNALS.get(family, linear)(self, x)
-        if family.startswith("regression"):
-            return x, signal + self.noise * rng.normal(size=rows)
-        if family == "noise":
-            return x, (rng.random(rows) < 0.5).astype(float)
-        if family == "label shift":
-            signal = signal + 2.0 * rng.normal()
-        y = (signal + self.noise * rng.logistic(size=rows) > 0).astype(float)
-        if family == "shortcut":
-            sign = -1.0 if rng.random() < self.reversed else 1.0
-            shown = sign * self.strength * (2 * y - 1) + rng.normal(size=rows)
-            x = np.column_stack([x, shown])
-        return x, y
+    @property
+    def gains(self) -> Any:
+        gains = np.zeros(len(ROWS))
+        if self.better is not None:
+            gains[self.better] = 2 * math.sqrt((self.scale[0] ** 2 + self.scale[self.better] ** 2) / 2)
+        return gains
 
+    def effects(self, rng: Random, domains: int) -> Any:
+        """Method × domain, (rows, domains)."""
+        shape = (len(ROWS), domains)
+        effects = (
+            rng.standard_t(4, shape) / math.sqrt(2) if self.kind == "heavy tails" else rng.normal(size=shape)
+        )
+        if self.kind == "networks alike":
+            effects[2:] = math.sqrt(0.7) * rng.normal(size=domains) + math.sqrt(0.3) * effects[2:]
+        return self.scale[:, None] * effects
 
-def linear(world: World, x: Array) -> Array:
-    return x @ world.weights
+    def table(self, rng: Random) -> tuple[Any, Any, float, Any]:
+        """Scores (rows, domains, seeds), folds, the mean effect of the domains, and the constant's scores."""
+        common = DOMAIN_SD * rng.normal(size=self.domains)
+        folds = np.arange(self.domains) % (self.folds or self.domains)
+        models = FOLD_SD * rng.normal(size=(len(ROWS), self.domains))[:, folds] if self.folds else 0.0
+        seeds = SEED_SD * rng.normal(size=(len(ROWS), self.domains, SEEDS))
+        seeds[:2] = 0.0
+        means = LEVEL_OF_SCORE + self.gains[:, None] + common + self.effects(rng, self.domains) + models
+        constant = LEVEL_OF_SCORE - 15 * (not self.noise) + common + 4 * rng.normal(size=self.domains)
+        return means[..., None] + seeds, folds, float(common.mean()), constant
 
-
-def interaction(world: World, x: Array) -> Array:
-    (a, b), (c, d) = world.pairs
-    return 1.5 * x[:, a] * x[:, b] + np.abs(x[:, c]) * x[:, d] + 0.3 * linear(world, x)
-
-
-def waves(world: World, x: Array) -> Array:
-    return 2 * np.sin(1.5 * x[:, 0]) + 0.5 * linear(world, x)
-
-
-def own_slopes(world: World, x: Array) -> Array:
-    """Every domain has slopes of its own, around common ones."""
-    return x @ (world.weights + 0.7 * world.rng.normal(size=world.columns))
+    def new(self, rng: Random, row: int) -> float:
+        """The score of a model in a new domain."""
+        own = (
+            DOMAIN_SD * rng.normal()
+            + self.effects(rng, 1)[row, 0]
+            + FOLD_SD * rng.normal() * bool(self.folds)
+        )
+        return float(LEVEL_OF_SCORE + self.gains[row] + own + SEED_SD * rng.normal() * (row > 1))
 
 
-SIGNALS: dict[str, Callable[[World, Array], Array]] = {
-    "interaction": interaction,
-    "covariate shift": waves,
-    "own slopes": own_slopes,
-    "regression, interaction": interaction,
-}
-FAMILIES = (
-    *("linear", "interaction", "shortcut", "covariate shift", "label shift", "noise", "unequal sizes"),
-    *("own slopes", "regression, linear", "regression, interaction"),
+def rows_of(scores: Any, folds: Any, constant: Any, seeds: Any, dropped: Any) -> Rows:
+    """The rows that the rule takes: of row r the first ``seeds[r]`` seeds."""
+    every = [*zip(ROWS, scores, seeds, dropped, strict=True), ("majority", constant[:, None], 1, False)]
+    return [
+        {
+            "algorithm": name,
+            "control": name == "majority",
+            "rank": 1,
+            "dropped": bool(out),
+            "average": {"metric": "points"},
+            "domains": {
+                str(d): {"values": list(v[:count]), "fold": str(f)}
+                for d, (v, f) in enumerate(zip(values, folds, strict=True))
+            },
+        }
+        for name, values, count, out in every
+    ]
+
+
+def full(case: Case, table: tuple[Any, ...]) -> Rows:
+    scores, folds, _, constant = table
+    return rows_of(scores, folds, constant, [SEEDS] * len(ROWS), [False] * len(ROWS))
+
+
+def race(case: Case, table: tuple[Any, ...]) -> Rows:
+    """Three stages: every row with one seed, then those that can still be recommended with two and three."""
+    scores, folds, _, constant = table
+    untuned = scores.copy()
+    untuned[2:] -= case.tuned
+    seeds, inside = np.ones(len(ROWS), int), np.ones(len(ROWS), bool)
+    rows = rows_of(untuned, folds, constant, seeds, ~inside)
+    for stage in (2, 3):
+        usable = [row for row in rows if not row["control"]]
+        inside = inside & recommend.choose(recommend._scores(usable, rows, False))[1]
+        inside[[0, 2]] = True
+        seeds = np.where(inside, stage, seeds)
+        rows = rows_of(np.where(inside[:, None, None], scores, untuned), folds, constant, seeds, ~inside)
+    return rows
+
+
+def before(rows: Rows) -> Recommendation:
+    """The rule of 0.3: the simplest row within one standard error of the best; its average and interval."""
+    values = {r["algorithm"]: np.array([np.mean(d["values"]) for d in r["domains"].values()]) for r in rows}
+    folds = [d["fold"] for d in rows[0]["domains"].values()]
+    means = {name: float(v.mean()) for name, v in values.items() if name != "majority"}
+    best = max(means, key=lambda name: means[name])
+    behind = {name: mean_interval(values[best] - values[name], folds) for name in means}
+    near = [name for name, found in behind.items() if found.mean <= (found.se or 0.0)]
+    row = min(near, key=lambda name: (complexity(name), -means[name]))
+    level, to = mean_interval(values[row], folds), "erm" if row != "erm" else ROWS[0]
+    against = mean_interval(values[row] - values[to], folds)
+    gain = mean_interval(values[row] - values["majority"], folds)
+    found = recommendation(rows, False)
+    assert found is not None
+    none = gain.mean <= (gain.se or 0.0)
+    state: Any = "majority" if none else "use"
+    difference = Difference(to, against.mean, against.low, against.high)
+    ends: Any = level.low, level.high
+    about = {"average": level.mean, "expected": level.mean, "mean": ends, "new_domain": None}
+    return replace(found, row=None if none else row, state=state, nearest=row, reference=difference, **about)
+
+
+WAYS = {"0.3": (full, before), "new": (full, None), "new, race": (race, None)}
+COLUMNS = (
+    "simplest",
+    "found",
+    "none",
+    "bias",
+    "bias of average",
+    "mean",
+    "new domain",
+    "reference",
+    "seeds",
+    "against (a)",
 )
 
 
-def tables(number: int, seed: int, folder: Path) -> tuple[str, Path, Path, list[str]]:
-    """The family, the table that is compared on, the same with fresh domains, and the names of these."""
-    rng = np.random.default_rng([seed, number])
-    family = FAMILIES[number % len(FAMILIES)]
-    world = World(rng, family, int(rng.integers(4, 11)))
-    count, usual = int(rng.integers(6, 13)), int(rng.integers(50, 150))
-    sizes = [usual] * count
-    if family == "unequal sizes":
-        sizes = [int(20 * 2 ** rng.uniform(0, 5)) for _ in range(count)]
-    parts = [(f"d{n}", world.domain(size)) for n, size in enumerate(sizes)]
-    fresh = [(f"fresh{n}", world.domain(FRESH_ROWS)) for n in range(FRESH)]
-    given, whole = folder / "given.csv", folder / "whole.csv"
-    _write(given, parts, family)
-    _write(whole, [*parts, *fresh], family)
-    return family, given, whole, [name for name, _ in fresh]
-
-
-def _write(path: Path, parts: Sequence[tuple[str, tuple[Array, Array]]], family: str) -> None:
-    columns = parts[0][1][0].shape[1]
-    lines = [",".join([*(f"x{n}" for n in range(columns)), "domain", "y"])]
-    for name, (x, y) in parts:
-        for row, label in zip(x, y, strict=True):
-            value = f"{label:.6f}" if family.startswith("regression") else ("no", "yes")[int(label)]
-            lines.append(",".join([*(f"{v:.5f}" for v in row), name, value]))
-    path.write_text("\n".join(lines))
-
-
-def one(config: RunConfig) -> RunRecord:
-    return run(config, "cpu")
-
-
-def task(number: int, given: argparse.Namespace) -> dict[str, Any]:
-    """The scores of a comparison and those in fresh domains, row by row."""
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    began = time.process_time()
-    with tempfile.TemporaryDirectory() as name:
-        family, path, whole, fresh = tables(number, given.seed, Path(name))
-        options = {"file": str(path), "label": "y", "domain": "domain"}
-        where = compare.layout("table", options)
-        usual, steps = where.defaults, given.steps
-        base = RunConfig("table", "erm", steps, options, batch_size=usual["batch"], eval_every=steps // 5)
-        base = replace(base, optimizer_options={"lr": RATE})
-        able = (
-            compare.LeaveDomainsOut(base, usual["algorithms"], where.held_out, 1, 1)
-            .checked("cpu", False)[0]
-            .rows
-        )
-        asked = (where.held_out, range(given.seeds), given.search)
-        configs = compare.plan(base, [*able, *baselines.names(where.classes)], *asked)
-        result = compare.results(configs, [one(c) for c in configs])
-        compared = time.process_time() - began
-        rows = [row for row in result["rows"] if row["rank"] is not None]
-        names = [row["algorithm"] for row in rows]
-        chosen = {n: compare.selected_trial(configs, result["trials"], n) for n in names}
-        fresh_scores: dict[str, list[list[float]]] = {name: [] for name in chosen}
-        for seed in range(REFITS):  # the outer loop: all rows share the table of a seed
-            for name, found in chosen.items():
-                assert found is not None  # a row with a rank has chosen settings in every trial
-                again = replace(found[0], data_options={**options, "file": str(whole), "held_out": fresh})
-                fresh_scores[name].append(_test(one(compare.for_seed(again, seed))))
-        kept = [_kept(r) | {"fresh": np.mean(fresh_scores[r["algorithm"]], 0).tolist()} for r in rows]
-    return {
-        "task": number,
-        "family": family,
-        "lower": result["lower_is_better"],
-        "rows": kept,
-        "seconds": [round(compared, 1), round(time.process_time() - began, 1)],
-        "runs": len(configs),
-    }
-
-
-def _test(record: RunRecord) -> list[float]:
-    return list(record.history[record.selected]["scores"]["test"]["domains"].values())
-
-
-def _kept(row: dict[str, Any]) -> dict[str, Any]:
-    """What the rule needs of a row."""
-    domains = {name: {"values": about["values"]} for name, about in row["domains"].items()}
-    kept = {name: row[name] for name in ("algorithm", "control", "rank", "worst", "average")}
-    return {**kept, "domains": domains}
-
-
-@dataclass
-class Verdict:
-    """What the rule recommends in a task, and what that and other ways to choose cost in fresh domains."""
-
-    take: str
-    none: bool
-    gain: float
-    """Over the majority class, in fresh domains."""
-    regret: dict[str, float]
-    worst: tuple[float, float]
-
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> Verdict:
-        rows, lower = {r["algorithm"]: r for r in content["rows"]}, content["lower"]
-        sign = -1.0 if lower else 1.0
-        about = compare.recommendation(list(rows.values()), lower)
+def measure(case: Case, way: str, tables: int, seed: int) -> dict[str, float]:
+    """Shares in percent, biases in points."""
+    rng, (collect, rule) = np.random.default_rng(seed), WAYS[way]
+    found: list[list[float]] = []
+    for _ in range(tables):
+        table = case.table(rng)
+        rows = collect(case, table)
+        about = rule(rows) if rule else recommendation(rows, False)
         assert about is not None
-        none = not about.get("majority", {"better": True})["better"]
-        take = about["take"] or about["begin"]
-        fresh = {name: float(np.mean(sign * np.array(r["fresh"]))) for name, r in rows.items()}
-        best = max(fresh, key=lambda name: fresh[name])
-        ways = {
-            "rule": take,
-            "rule, else majority": compare.MAJORITY if none else take,
-            "best": about["best"],
+        row, gains = ROWS.index(about.nearest), case.gains
+        truth = LEVEL_OF_SCORE + gains[row]
+        averages = {
+            r["algorithm"]: np.mean([np.mean(d["values"]) for d in r["domains"].values()]) for r in rows
         }
-        ways |= {name: name for name in ("erm", baselines.BOOSTING, baselines.LOGISTIC, "majority")}
-        ways[baselines.LOGISTIC] = next(n for n in (baselines.LOGISTIC, baselines.RIDGE) if n in rows)
-        worst = tuple(float(np.min(sign * np.array(rows[name]["fresh"]))) for name in (take, best))
-        regret = {way: fresh[best] - fresh[name] for way, name in ways.items() if name in fresh}
-        return cls(take, none, fresh[take] - fresh[compare.MAJORITY], regret, worst)  # type: ignore[arg-type]
-
-
-def summary(contents: Sequence[dict[str, Any]]) -> str:
-    every = {c["task"]: Verdict.of(c) for c in contents}
-    families = {f: [every[c["task"]] for c in contents if c["family"] == f] for f in FAMILIES}
-    shown = Table(
-        [
-            *("family", "tasks", "within one point", "mean regret", "not better than majority", "rightly"),
-            *("worst fresh domain", "of the best row", "recommended"),
-        ]
-    )
-    for family, found in [*families.items(), ("all", list(every.values()))]:
-        if not found:
-            continue
-        within = sum(v.regret["rule"] <= POINT for v in found)
-        names = ", ".join(f"{name} {n}" for name, n in Counter(v.take for v in found).most_common())
-        shown.add(
-            *(family, len(found), within, f"{statistics.fmean(v.regret['rule'] for v in found):.4f}"),
-            *(sum(v.none for v in found), sum(v.none and v.gain <= POINT for v in found)),
-            *(f"{statistics.fmean(v.worst[n] for v in found):.3f}" for n in (0, 1)),
-            names,
+        worse = [n for n in averages if n != "majority" and complexity(n) < complexity(about.nearest)]
+        worse = [n for n in [*worse, "majority"] if averages[n] > averages[about.nearest] + 1e-9]
+        (low, high), other, new = about.mean, about.alternative, case.new(rng, row)  # type: ignore[misc]
+        if about.reference is not None:
+            other = about.reference
+        assert other is not None
+        difference = gains[row] - gains[ROWS.index(other.to)]
+        found.append(
+            [
+                row == 0,
+                row == case.better,
+                about.row is None,
+                about.expected - truth - table[2],
+                about.average - truth - table[2],
+                low <= truth <= high,
+                math.nan if about.new_domain is None else about.new_domain[0] <= new <= about.new_domain[1],
+                other.low <= difference <= other.high,  # type: ignore[operator]
+                sum(len(r["domains"]["0"]["values"]) for r in rows[:-1]) / 100,
+                about.row is not None and bool(worse),
+            ]
         )
-    ways = Table(["always take", "within one point", "mean regret"])
-    for way in next(iter(every.values())).regret:
-        known = [v.regret[way] for v in every.values() if way in v.regret]
-        ways.add(way, f"{sum(r <= POINT for r in known)} of {len(known)}", f"{statistics.fmean(known):.4f}")
-    seconds = [c["seconds"][1] for c in contents]
-    took = f"{statistics.fmean(seconds):.0f} s of processor time per task, {max(seconds):.0f} at most"
-    return "\n".join([shown.markdown(), "", ways.markdown(), "", f"{took}."])
+    means = np.mean(found, 0)
+    percent = np.where([name.startswith("bias") for name in COLUMNS], 1.0, 100.0)
+    return dict(zip(COLUMNS, (percent * means).tolist(), strict=True))
+
+
+def show(title: str, cases: dict[str, Case], tables: int, ways: Iterable[str] = tuple(WAYS)) -> None:
+    table = Table(["tables", "rule", *COLUMNS])
+    for number, (name, case) in enumerate(cases.items()):
+        for way in ways:
+            found = measure(case, way, tables, number)
+            signs = ["+.2f" if column.startswith("bias") else ".1f" for column in COLUMNS]
+            cells = [
+                "–" if math.isnan(value) else f"{value:{sign}}"
+                for value, sign in zip(found.values(), signs, strict=True)
+            ]
+            table.add(name, way, *cells)
+    print(f"## {title}\n\n{table.markdown()}\n", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path("recommendation.jsonl"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--search", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=150)
-    given = parser.parse_args()
-    same = {"seed": given.seed, "seeds": given.seeds, "search": given.search, "steps": given.steps}
-    lines = given.out.read_text().splitlines() if given.out.exists() else []
-    contents = [c for line in lines if (c := json.loads(line))["options"] == same]
-    todo = [n for n in range(given.tasks) if n not in {c["task"] for c in contents}]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(given.jobs, max(1, len(todo))), mp_context=context) as pool:
-        for future in as_completed([pool.submit(task, number, given) for number in todo]):
-            content = future.result() | {"options": same}
-            contents.append(content)
-            with given.out.open("a") as file:
-                file.write(json.dumps(content) + "\n")
-            said = f"task {content['task']}: {content['family']}, {content['seconds'][1]:.0f} s"
-            print(said, file=sys.stderr, flush=True)
-    contents = sorted((c for c in contents if c["task"] < given.tasks), key=lambda c: c["task"])
-    print(summary(contents))
+    parser.add_argument("--tables", type=int, default=1000)
+    args, start = parser.parse_args(), time.process_time()
+    versions = f"shoal {shoal.__version__}, SciPy {scipy.__version__}, NumPy {np.__version__}"
+    print(f"{versions}, Python {platform.python_version()}; one core; {args.tables:,} tables per line.\n")
+    null = {f"{kind}, {s} domains": Case(kind, s) for kind in KINDS for s in (4, 6, 10, 20)}
+    null |= {f"20 domains in {f} folds": Case("normal", 20, folds=f) for f in (4, 10)}
+    show("No true difference", null, args.tables)
+    better = {
+        f"{ROWS[n]}: {kind}, {s} domains": Case(kind, s, n)
+        for s, kinds in ((10, KINDS), (4, KINDS[:1]), (6, KINDS[:1]), (20, KINDS[:1]))
+        for kind in kinds
+        for n in (1, 2, 5)
+    }
+    better["fish: 20 domains in 10 folds"] = Case("normal", 20, 5, folds=10)
+    better["fish: 10 domains, networks gain 1 point by tuning"] = Case("normal", 10, 5, tuned=1.0)
+    show("One row is better by two standard deviations", better, args.tables)
+    noise = {f"{s} domains": Case("normal", s, noise=True) for s in (4, 10, 20)}
+    show("No row is better than a constant prediction", noise, args.tables)
+    for chance in (0.05, 0.1, 0.2):  # the trade-off
+        recommend.CHANCE = chance
+        some = {f"no true difference, {s} domains": Case("normal", s) for s in (4, 10)}
+        some |= {f"{ROWS[n]} better, {s} domains": Case("normal", s, n) for n in (1, 5) for s in (4, 10)}
+        show(f"With a level of {chance:g}", some, args.tables, ["new"])
+    print(f"{time.process_time() - start:.0f} CPU-seconds.")
 
 
 if __name__ == "__main__":

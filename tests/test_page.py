@@ -91,7 +91,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert (report.path, report.runs, report.notes) == (tmp_path / "report.html", 30, ())
     assert report.path.read_text(encoding="utf-8") == report.html
     found = Page(report.html)
-    assert found.shows("Report on my table.csv", "Use coral", "coral − fish", "+2.0 (+2.0", "best average")
+    assert found.shows("Report on my table.csv", "Use coral", "Expect accuracy", "coral − fish", "+2.0")
     assert found.shows("average accuracy", "worst domain", "coral recommended", "erm baseline")
     assert found.shows("Differences to coral", "By domain", "Protocol", "Not compared: irm (needs classes)")
     assert found.shows("Learning curves", "All runs", "30 runs")
@@ -123,14 +123,13 @@ def test_missing_failed_and_diverged_runs_and_damaged_files(tmp_path: Path) -> N
 def test_a_sweep(tmp_path: Path) -> None:
     records = []
     for record in several(("erm", "fish"), "ab"):
-        out, fields = record.config.data_options["held_out"], selection.Key._fields
-        protocol = {"held_out": [out], fields[3]: record.config.seed}
+        protocol = {"held_out": [record.config.held_out], "seed": record.config.seed}
         config = replace(record.config, data_options={}, protocol=protocol)
         records.append(replace(record, config=config, history=tuple(map(in_and_out, record.history))))
     for record in records:
         Store(tmp_path / "runs").save(record)
-    planned = selection.sweep([r.config for r in records], records)
-    results = {rule: [selection.results(planned, "digits", rule)] for rule in ("training", "oracle")}
+    configs = [record.config for record in records]
+    results = {rule: selection.sweep_results(configs, records, rule) for rule in ("training", "oracle")}
     (tmp_path / "sweep.json").write_text(json.dumps(results))
     report = shoal.report(tmp_path, tmp_path / "page.html", title="Ours")
     assert report.runs == 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ TINY |= {"data_options": {"per_domain": 100}}
 def test_a_sweep_shows_and_saves_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = shoal.sweep("linear", algorithms=["erm", "fish"], out=tmp_path, progress=False, **TINY)
     assert not capsys.readouterr().err
-    assert len(result.found.planned) == len(result.found.runs) == 6
+    assert len(result.records) == 6
     frame = result.to_frame()
     assert len(frame) == 2 * 2 * 3  # rules, algorithms, held-out domains
     assert set(frame["held_out"]) == {"D1", "D2", "D3"}
@@ -35,22 +34,26 @@ def test_a_sweep_shows_and_saves_itself(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_budget_stops_after_the_first_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = shoal.sweep("linear", algorithms="erm", out=tmp_path, budget=1e-6, **TINY)
-    assert len(part.found.runs) == 1
+    assert len(part.records) == 1
     assert "2 runs remain" in capsys.readouterr().err
-    assert len(shoal.sweep("linear", algorithms="erm", out=tmp_path, **TINY).found.runs) == 3
+    assert len(shoal.sweep("linear", algorithms="erm", out=tmp_path, **TINY).records) == 3
 
 
 def test_failed_runs_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = execute.execute
+    usual, short = execute.run, {**TINY, "progress": False}
 
-    def failing(configs: Any, *args: Any, **options: Any) -> Any:
-        outcome = usual(configs[1:], *args, **options)
-        return replace(outcome, failed={configs[0].identity: "OSError: no space."})
+    def failing(config: Any, *args: Any, **options: Any) -> Any:
+        if config.held_out == ["D2"] or config.algorithm == "fish":
+            raise OSError("no space.")
+        return usual(config, *args, **options)
 
-    monkeypatch.setattr(execute, "execute", failing)
-    result = shoal.sweep("linear", algorithms="erm", out=tmp_path, **TINY)
+    monkeypatch.setattr(execute, "run", failing)
+    result = shoal.sweep("linear", algorithms="erm", out=tmp_path, **short)
     assert result.problems == ["failed: OSError: no space."]
     assert set(result.to_frame()["status"]) == {"missing", "scored"}
+    with pytest.raises(ChildProcessError, match=r"every run failed, such as: OSError: no space\."):
+        shoal.sweep("linear", algorithms="fish", out=tmp_path / "none", **short)
+    assert set(shoal.results(tmp_path / "none")["status"]) == {"failed"}
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def unknown_name(kind: str, name: str, known: Iterable[str], option: str | None = None) -> InputError:
     """An error for a name that is not registered, with the nearest one that is."""
     known = sorted(known)
-    near = nearest(name, known)
+    near = nearest(name, known[:20_000])
     hint = f" Did you mean {near!r}?" if near else ""
-    return InputError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(known) or 'none'}.", option)
+    rest = f"Known: {', '.join(known) or 'none'}." if len(known) <= 50 else f"There are {len(known):,}."
+    return InputError(f"unknown {kind} {shown(name)}.{hint} {rest}", option)
 
 
 def shown(value: Any) -> str:

@@ -169,7 +169,8 @@ class TrainingOptions(TypedDict, total=False):
     clip: Annotated[Positive | None, Option()]
     """Maximum norm of the gradient; in Fish, of each inner step's."""
     accumulate: Annotated[Count, Option(1)]
-    """Number of micro-batches that each batch is split into, to save memory."""
+    """Number of micro-batches that each batch is split into, to save memory; for algorithms whose objective
+    is a mean over examples."""
     warm_start: Annotated[WarmStart | None, Option(None, "train")]
     """Train with ERM first, for a number of steps (500), for a fraction of the data (0.1), or until
     validation stops improving (plateau); or only the head, for steps / 10 steps (head) or a given number
@@ -192,12 +193,11 @@ class TrainingOptions(TypedDict, total=False):
     retrain: Annotated[bool, Option(False)]
     """After selection, train again from the initial weights on training and validation examples, for as many
     steps as the selected weights were trained."""
-    precision: Annotated[Literal["fp32", "bf16", "fp16", "auto"] | None, Option(None, "train")]
-    """Precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default: fp32; auto for
-    pretrained models by name)."""
-    memory_format: Annotated[Literal["contiguous", "channels-last", "auto"] | None, Option()]
-    """Memory format of images and convolutions; auto: whichever is faster on CUDA (default: contiguous; auto
-    for pretrained models by name)."""
+    precision: Annotated[Literal["fp32", "bf16"] | None, Option(None, "train")]
+    """Precision of the forward pass (default: fp32; bf16 for pretrained image models by name, on CUDA)."""
+    memory_format: Annotated[Literal["contiguous", "channels-last"] | None, Option()]
+    """Memory format of images and convolutions (default: contiguous; channels-last for pretrained image
+    models by name, on CUDA)."""
     metric: Annotated[str | Maker | None, Option(None, "train compare")]
     """Metric for selection, such as AUC or 'worst-group accuracy' (default: the dataset's; otherwise accuracy
     or mse). In Python also a function of outputs, labels and groups."""

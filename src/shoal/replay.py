@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 random_in_graph = False
-"""Whether the step that is captured as a CUDA graph draws random numbers (see :mod:`shoal.training.capture`)."""
+"""Whether the step that is captured as a CUDA graph draws random numbers; set where it is captured."""
 
 
 def random_state(model: nn.Module) -> list[Tensor]:

@@ -54,7 +54,7 @@ def blocks(step: int = 0, *, regression: bool = False, size: int | None = None) 
     for d, n in zip(VISITS[step % len(VISITS)], SIZES, strict=True):
         x = (1 + 0.3 * d) * torch.randn(n, 4, generator=draw, dtype=torch.float64) + 0.4 * d
         y = torch.randint(CLASSES, (n,), generator=draw)
-        found.append(((x, x[:, 0] * (d - 2) + y if regression else y, d)))
+        found.append((x, x[:, 0] * (d - 2) + y if regression else y, d))
     return [(x[:size], y[:size], d) for x, y, d in found]
 
 
@@ -79,7 +79,9 @@ def on(
     return algorithm, Engine(algorithm, optimizer, auxiliary=auxiliary)
 
 
-def trained(name: str, maker: Maker, steps: int = 3, norm: bool = False, **settings: Any) -> dict[str, Tensor]:
+def trained(
+    name: str, maker: Maker, steps: int = 3, norm: bool = False, **settings: Any
+) -> dict[str, Tensor]:
     model = network(norm=norm)
     _, engine = on(name, model, maker, **settings)
     for step in range(steps):
@@ -242,8 +244,8 @@ class TestFormulas:
             pair.take(blocks(step), step)
             pair.check()
         if case not in LIKE_ERM:  # else the comparison is of nothing
-            other = erm(3, maker)
-            assert max(float((v - other[k]).abs().max()) for k, v in pair.algorithm.model.state_dict().items()) > 1e-4
+            other, own = erm(3, maker), pair.algorithm.model.state_dict()
+            assert max(float((v - other[k]).abs().max()) for k, v in own.items()) > 1e-4
 
     def test_steps_of_a_regression(self, case: str) -> None:
         if case.startswith("cdann"):
@@ -403,9 +405,8 @@ class TestNothingAdded:
     @pytest.mark.parametrize(("held_out", "beta"), [(2, 2.0), (1, 0.5)])
     def test_mldg_without_a_virtual_step(self, held_out: int, beta: float) -> None:
         """L₁ + 2 (L₂ + L₃)/2, or (L₁ + L₂)/2 + L₃/2."""
-        own = trained(
-            *("mldg", lambda p: torch.optim.SGD(p, 0.1 / (1 + beta))), beta=beta, inner_lr=0.0, held_out=held_out
-        )
+        settings: dict[str, Any] = {"beta": beta, "inner_lr": 0.0, "held_out": held_out}
+        own = trained("mldg", lambda p: torch.optim.SGD(p, 0.1 / (1 + beta)), **settings)
         close(own, erm(3, SGD))
 
     @both

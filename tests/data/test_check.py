@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data import Domains, TensorData, check
+from shoal.data import Domains, TensorData
 from shoal.data.check import check_examples, check_outputs
 from shoal.errors import InputError
 
@@ -25,12 +25,6 @@ def with_value(index: int, value: float) -> torch.Tensor:
     return x
 
 
-@pytest.fixture(params=[2**24, 4], ids=["whole", "chunks"])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "CHUNK", request.param)
-
-
-@pytest.mark.usefixtures("chunk")
 @pytest.mark.parametrize(
     ("examples", "classes", "message"),
     [
@@ -40,46 +34,31 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             "example 1 of domain 'b' .example 4 of all. has a feature that is nan",
         ),
         (data(x=with_value(1, float("-inf"))), 3, "example 1 of domain 'a' has a feature that is -inf"),
-        (
-            data(y=[1, 2, 3, 1, 2, 3]),
-            3,
-            r"labels range from 1 to 3; with classes=3 they must range from 0 to 2: subtract 1",
-        ),
-        (data(), 2, r"labels range from 0 to 2; .*0 to 1; set classes=3\? .*example 2 of domain 'a'"),
-        (data(y=[0, 1, 2, 0, -1, 2]), 3, "from -1 to 2; .*example 1 of domain 'b' .example 4 of all"),
-        (data(y=[0, 1, -(2**63), 0, 1, 1]), 3, "what NaN becomes as an integer.*example 2 of domain 'a'"),
-        (data(y=[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), 3, r"labels are float32.*y.long\(\)"),
+        (data(y=[1, 2, 3, 1, 2, 3]), 3, r"labels range from 1 to 3; with classes=3 .* 0 to 2: subtract 1"),
+        (data(), 2, r"example 2 of domain 'a' .*labels range from 0 to 2; .*0 to 1"),
+        (data(y=[0, 1, 2, 0, -1, 2]), 3, "example 1 of domain 'b' .example 4 of all.*from -1 to 2;"),
+        (data(y=[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), 3, r"labels are torch.float32.*y.long\(\)"),
         (data(y=[[0], [1], [2], [0], [1], [2]]), 3, r"labels have shape \(6, 1\).*squeeze"),
-        (data(), None, r"targets are int64.*y.float\(\)"),
+        (data(), None, r"targets are torch.int64.*y.float\(\)"),
         (
             data(y=[0.0, 1.0, 2.0, float("nan"), 1.0, 2.0]),
             None,
-            "example 0 of domain 'b' .example 3 of all. has a target that is nan",
+            "example 3 of all. has a target",
         ),
+        (data(x=torch.zeros(4, 2), y=[0, 1, 2, 0]), 3, "'b' has example 4"),
     ],
 )
 def test_tensors_refused(examples: TensorData, classes: int | None, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         check_examples(examples, DOMAINS, classes)
-    assert str(caught.value).count("\n") <= 1
 
 
-@pytest.mark.usefixtures("chunk")
 def test_good_tensors_pass() -> None:
-    check_examples(data(), DOMAINS, 3)
     check_examples(data(x=torch.zeros(6, 2, dtype=torch.uint8)), DOMAINS, 3)
     check_examples(data(y=[0.5] * 6), DOMAINS, None)
     check_examples(TensorData(torch.zeros(6), torch.zeros(6, dtype=torch.uint8)), DOMAINS, 300)
-
-
-@pytest.mark.usefixtures("chunk")
-def test_examples_in_no_domain_do_not_count() -> None:
-    check_examples(data(x=with_value(5, float("nan")), y=[0, 1, 2, 0, 1, -1]), DOMAINS, 3)
-
-
-def test_indices_beyond_the_dataset() -> None:
-    with pytest.raises(InputError, match="'b' has example 9, but the dataset has 6 examples"):
-        check_examples(data(), Domains.from_indices({"a": [0], "b": [9]}), 3)
+    check_examples(data(y=[0, 1, -100, 0, 1, 2]), DOMAINS, 3, ignored=-100)
+    check_examples(data(x=with_value(5, float("nan")), y=[0, 1, 2, 0, 1, -1]), DOMAINS, 3)  # in no domain
 
 
 @pytest.mark.parametrize(
@@ -87,11 +66,12 @@ def test_indices_beyond_the_dataset() -> None:
     [
         (({"f": [torch.tensor([float("inf")])]}, 0), 2, "example 3 of domain 'b' has a feature"),
         ((np.array([np.nan]), 0), 2, "example 3 of domain 'b' has a feature"),
-        ((torch.zeros(2), 2), 2, "label 2; with classes=2 labels must range from 0 to 1"),
-        ((torch.zeros(2), 0.5), 2, "label 0.5; .*integer"),
+        ((torch.zeros(2), 2), 2, "example 3 of domain 'b'.*from 2 to 2; with classes=2 .* from 0 to 1"),
+        ((torch.zeros(2), 0.5), 2, "labels are torch.float32"),
         ((torch.zeros(2), float("nan")), None, "target that is not finite"),
-        ((torch.zeros(2), 0, 0), 2, "3 parts"),
-        (torch.zeros(2), 2, "Tensor; an item"),
+        ((torch.zeros(2), 0, 0), 2, "3 parts.*got 0"),
+        ((torch.zeros(2), 0, -1.0), 2, "3 parts.*got -1.0"),
+        (torch.zeros(2), 2, "must be a pair"),
     ],
 )
 def test_other_datasets_are_sampled(item: Any, classes: int | None, message: str) -> None:
@@ -109,12 +89,14 @@ def test_outputs() -> None:
     check_outputs(torch.zeros(8, 1), y[:, None], None)
     check_outputs(torch.zeros(8, 2), y, None)  # a mean and a variance: the user's loss knows
     check_outputs({"logits": torch.zeros(8, 3)}, y, 3)
-    for output, target, classes, message in (
-        (torch.zeros(8, 3), y, 4, r"\(8, 3\); with classes=4 it must be \(8, 4\)"),
-        (torch.zeros(8), y, 2, "one logit for each class"),
-        (torch.zeros(4, 3), y, 3, "for 8 examples"),
-        (torch.zeros(8, 1), y, None, r"8×8. Make the shapes equal: .squeeze\(1\) the output"),
-        (torch.zeros(8), y[:, None], None, r"8×8. Make the shapes equal: .squeeze\(1\) the targets"),
+    for output, target, classes, kind, message in (
+        (torch.zeros(8, 3), y, 4, "", r"\(8, 3\).*with classes=4 it must be \(8, 4\)"),
+        (torch.zeros(8), y, 2, "", "one logit for each class"),
+        (torch.zeros(8, 3, 4), y[:, None], 3, "dense", r"it must be \(8, 3, 1\)"),
+        (torch.zeros(4, 3), y, 3, "", "must be the batch, 8"),
+        (torch.zeros(8, 1), y, None, "", r"8×8 pairs: .squeeze\(1\) the output"),
+        (torch.zeros(8), y[:, None], None, "", r"8×8 pairs: .squeeze\(1\) the targets"),
+        (torch.zeros(8, 3), torch.zeros(8, 2), None, "multilabel", "one logit for each label"),
     ):
         with pytest.raises(InputError, match=message):
-            check_outputs(output, target, classes)
+            check_outputs(output, target, classes, kind)

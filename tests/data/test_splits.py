@@ -1,11 +1,14 @@
 """No example is ever on both sides of a split."""
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import Domains, hold_out_domains, hold_out_examples
+from shoal.data.splits import held_out_names, last_domain, split
 from shoal.errors import InputError
 
 overlapping = st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=2, max_size=8).map(
@@ -15,13 +18,6 @@ overlapping = st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=2, max_
 
 def members(domains: Domains) -> dict[str, set[int]]:
     return {name: set(domains.indices_of(d).tolist()) for d, name in enumerate(domains.names)}
-
-
-def test_leaving_a_domain_out_takes_its_examples_from_the_others() -> None:
-    domains = Domains.from_indices({"a": [0, 1, 2], "b": [2, 3], "c": [2], "d": [4]})
-    train, test = hold_out_domains(domains, "b")
-    assert members(train) == {"a": {0, 1}, "d": {4}}  # c held example 2 only: dropped
-    assert members(test) == {"b": {2, 3}}
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,7 +38,7 @@ def test_hold_out_domains_by_its_definition(domains: Domains, data: st.DataObjec
 
 def test_hold_out_domains_refuses() -> None:
     domains = Domains.from_sizes({"a": 1, "b": 1})
-    for names, message in ((["a", "b"], "all 2 domains"), ([], "at least one"), ("c", "unknown domain")):
+    for names, message in ((["a", "b"], "2 of 2 domains"), ([], "0 of 2 domains"), ("c", "unknown domain")):
         with pytest.raises(InputError, match=message):
             hold_out_domains(domains, names)
 
@@ -101,8 +97,38 @@ def test_overlaps_never_take_all_of_a_domain() -> None:
         assert hold_out_examples(domains, 0.5, seed)[0].names == domains.names
 
 
+@settings(max_examples=40, deadline=None)
+@given(overlapping, st.lists(st.integers(0, 5), min_size=16, max_size=16), st.integers(0, 99))
+def test_entities_stay_on_one_side(domains: Domains, entities: list[int], seed: int) -> None:
+    of = np.array(entities)
+    with warnings.catch_warnings(record=True):
+        try:
+            parts = split(domains, ["d0"], 0.4, seed, of)
+        except InputError:
+            return
+    sides = [set(of[part.indices].tolist()) for part in parts.values()]
+    assert not sides[0] & sides[1]
+    assert not (sides[0] | sides[1]) & sides[2]
+    assert parts["test"].names == ("d0",)
+
+
+def test_names_of_held_out_domains() -> None:
+    assert last_domain(["1", "10", "9"]) == "10"
+    assert last_domain(["-3", "2", "+1"]) == "2"
+    assert held_out_names("a", ["a", "b"]) == ["a"]
+    known = ["a", "b"]
+    for names, where, message in (
+        ([], known, "needs one or more"),
+        (["c"], known, "unknown domain 'c'"),
+        (["a", "b"], known, "all 2 domains are held out"),
+        (["a"], ["a"], "only one domain"),
+    ):
+        with pytest.raises(InputError, match=message):
+            held_out_names(names, where)
+
+
 def test_hold_out_refuses() -> None:
-    with pytest.raises(InputError, match=r"share=1.5"):
+    with pytest.raises(InputError, match=r"share must be between 0 and 1, .*got 1\.5"):
         hold_out_examples(Domains.from_sizes({"a": 9}), 1.5, 0)
     with pytest.raises(InputError, match="holds out no example"):
         hold_out_examples(Domains.from_labels(range(9)), 0.5, 0)

@@ -12,9 +12,116 @@ import torch
 
 import shoal
 from shoal.api.exporting import write_network
+from shoal.data import sets
+from shoal.data.example import write_images
 from shoal.errors import InputError
-from shoal.experiments import baselines
+from shoal.experiments import baselines, compare
+from shoal.experiments.compare import LeaveDomainsOut
+from shoal.experiments.config import RunConfig
+from shoal.experiments.protocol import resplit
 from shoal.models.baseline import BoostedBaseline
+
+SITES = ("kyoto", "lima", "oslo", "<script>")
+
+
+def write_table(path: Path, rows: int = 160, label: str = "ill", sites: Any = SITES) -> str:
+    """A CSV of a few sites; the label depends on age and colour, and on nothing else."""
+    draw = np.random.default_rng(0)
+    age, colour = draw.normal(50, 10, rows), draw.choice(["red", "blue"], rows)
+    risk = age + 10 * (colour == "red") + draw.normal(0, 4, rows)
+    values = risk if label == "risk" else np.where(risk > 55, "yes", "no")
+    cells = enumerate(zip(age, colour, values, strict=True))
+    lines = [f"{a:.2f},{c},{sites[n % len(sites)]},{v}" for n, (a, c, v) in cells]
+    path.write_text("\n".join([f"age,colour,site,{label}", *lines]))
+    return str(path)
+
+
+def plan(options: dict[str, Any], out: str = "oslo", seeds: int = 1, search: int = 1) -> list[RunConfig]:
+    base = RunConfig("table", "erm", 5, data_options=options, eval_every=5)
+    names = baselines.names(None if options["label"] == "risk" else 2)
+    return LeaveDomainsOut(base, names, out.split(), seeds, search).plan()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {"file": write_table(tmp_path / "patients.csv"), "label": "ill", "domain": "site"}
+
+
+def test_the_same_as_scikit_learn_by_hand(options: dict[str, Any]) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    config = plan(options)[1]
+    assert config.name == "logistic-regression"
+    record = baselines.run(config)
+    data: Any = sets.load("table", **options, held_out="oslo")
+    x, y = data.examples.x.numpy(), data.examples.y.numpy()
+    train, test = (data.splits[s].examples() for s in ("train", "test"))
+    model: Any = LogisticRegression(max_iter=1000).fit(x[train], y[train])
+    assert record.score("test") == pytest.approx(model.score(x[test], y[test]))
+    scores = record.history[0]["scores"]["test"]
+    chances = model.predict_proba(x[test])
+    assert scores["loss"] == pytest.approx(-np.log(chances[np.arange(len(test)), y[test]]).mean())
+    pairs = [(a, b) for a in chances[y[test] == 1, 1] for b in chances[y[test] == 0, 1]]
+    assert scores["metrics"]["AUC"] == pytest.approx(np.mean([a > b for a, b in pairs]))
+
+
+def test_the_trees_are_those_of_validation(options: dict[str, Any]) -> None:
+    record = baselines.run(plan(options)[2])
+    steps = [point["step"] for point in record.history]
+    assert steps == list(range(baselines.EVALUATED, baselines.TREES + 1, baselines.EVALUATED))
+    held = [point["scores"]["validation"]["domains"].values() for point in record.history]
+    assert record.selected == int(np.argmax([sum(each) for each in held]))
+
+
+def test_what_is_held_out_has_no_part(options: dict[str, Any], tmp_path: Path) -> None:
+    """Other labels and ages in the held-out domain change its scores and no others."""
+    lines = Path(options["file"]).read_text().splitlines()
+    other = [("1.5,red,oslo,yes" if ",oslo," in line else line) for line in lines]
+    (tmp_path / "other.csv").write_text("\n".join(other))
+    changed = {**options, "file": str(tmp_path / "other.csv")}
+    for one, two in zip(plan(options), plan(changed), strict=True):
+        before, after = (baselines.run(c).history[-1]["scores"] for c in (one, two))
+        assert before["validation"] == after["validation"]
+        assert before["train"] == after["train"]
+        assert before["test"] != after["test"]
+
+
+def test_regression(tmp_path: Path) -> None:
+    options = {"file": write_table(tmp_path / "r.csv", label="risk"), "label": "risk", "domain": "site"}
+    found = {c.name: baselines.run(c) for c in plan(options, "lima")}
+    assert list(found) == ["majority", "ridge-regression", "gradient-boosting"]
+    mean = found.pop("majority").score("test")
+    assert all(record.score("test") < 0.7 * mean for record in found.values())
+
+
+def test_a_search_of_the_same_length_that_begins_with_the_defaults(options: dict[str, Any]) -> None:
+    found = plan(options, "lima oslo", 2, 3)
+    identities = {c.identity for c in found}
+    assert len(identities) == len(found) == 2 * 2 * (1 + 3 + 3)  # majority has no settings
+    of_one = [c for c in found if (c.name, c.seed, c.held_out) == (baselines.BOOSTING, 1, "oslo")]
+    assert [bool(c.settings) for c in of_one] == [False, True, True]
+    assert {c.identity for c in plan(options, "lima oslo", 1, 2)} < identities
+
+
+def test_which_take_part(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All for rows of numbers; images of the user's own have a majority class to beat."""
+    assert compare.layout("table", options).baselines == baselines.names(2)
+    assert compare.layout("linear", {}).baselines == baselines.names(2)
+    assert compare.layout("rotated-digits", {}, ["75°"]).baselines == ()
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    write_images("photos")
+    assert compare.layout("image-folder", {"folder": "photos"}).baselines == ("majority",)
+    found = RunConfig("image-folder", "majority", 1, {"folder": "photos", "held_out": "sketch"})
+    sizes = {path.name: len(list(path.iterdir())) for path in Path("photos/sketch").iterdir()}
+    first = sorted(sizes)[0]  # classes are equally frequent in training
+    assert baselines.run(found).score("test") == pytest.approx(sizes[first] / sum(sizes.values()))
+
+
+def test_a_sweep_of_a_table_does_not_leak(options: dict[str, Any]) -> None:
+    """DomainBed's splits would select by rows to which columns were fitted."""
+    with pytest.raises(InputError, match="scaled"):
+        resplit(sets.load("table", **options), ["kyoto"], 0)
 
 
 @pytest.fixture
@@ -47,7 +154,7 @@ def of(label: str) -> dict[str, Any]:
 )
 def test_trained_used_and_exported_like_any_run(name: str, label: str, table: dict[str, Any]) -> None:
     run = shoal.train(name, **table, **of(label))
-    scores, model = run.record.chosen["test"], shoal.load("run")
+    scores, model = run.record.scores["test"], shoal.load("run")
     found = model.predict("t.csv")
     rows = np.array([line.split(",") for line in Path("t.csv").read_text().splitlines()[1:]])
     truth, test = rows[:, {"ill": 3, "grade": 4, "risk": 5}[label]], rows[:, 2] == "b"
@@ -58,7 +165,7 @@ def test_trained_used_and_exported_like_any_run(name: str, label: str, table: di
         assert (found == truth)[test].mean() == pytest.approx(scores["average"])
         assert model.score("t.csv").overall.rows == 160
     assert run.record.rule == "best on validation, refitted with the validation data"
-    assert shoal.train(name, **table, **of(label)).record.chosen["test"] == scores  # it is not fitted again
+    assert shoal.train(name, **table, **of(label)).record.scores["test"] == scores  # it is not fitted again
     model.save("copy")
     np.testing.assert_array_equal(shoal.load("copy").predict("t.csv"), found)
     session = pytest.importorskip("onnxruntime").InferenceSession(str(model.export("m.onnx").path))
@@ -94,19 +201,6 @@ def test_classes_without_training_rows(
         np.testing.assert_allclose(shares[0, list(present)], 1 / len(present), atol=0.02)
     if len(present) == 2:
         assert model.export("m.onnx").difference < 1e-6
-
-
-def test_data_without_validation(tmp_path: Path) -> None:
-    for name in ("majority", "gradient-boosting"):
-        run = shoal.train(name, "linear", out=tmp_path / name, progress=False)
-        assert run.record.rule == "last step"
-
-
-def test_large_tables_get_fewer_rounds(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baselines, "CELLS", 70 * 5100 * 3)
-    record = shoal.train("gradient-boosting", **table, **of("ill")).record
-    assert [point["step"] for point in record.history[:-1]] == [20, 40, 60]
-    assert record.notes["boosting"] == "60 rounds instead of 200, for a table of this size"
 
 
 @pytest.mark.parametrize(

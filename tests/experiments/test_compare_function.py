@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from test_compare_tables import table
+from test_baselines import write_table as table
 
 import shoal
 from shoal.cli import main
 from shoal.errors import InputError
-from shoal.experiments import baselines, compare
+from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
-from shoal.experiments.store import Store
 
 FEW: dict[str, Any] = {"algorithms": ["erm", "fish"], "seeds": 1, "search": 1, "steps": 5, "batch_size": 8}
 FEW |= {"device": "cpu", "jobs": 1, "baselines": False, "progress": False}
@@ -58,15 +57,18 @@ class TestData:
         rows = shoal.compare(str(file), **OF_TABLE, **FEW).result["rows"]
         assert json.loads(json.dumps(rows)) == json.loads(json.dumps(found.result["rows"]))
 
-    def test_a_changed_file_is_another_dataset_in_the_same_folder(self) -> None:
-        file = table(Path("patients.csv"))
-        first = shoal.compare(file, **OF_TABLE, held_out="oslo", **FEW)
+    def test_the_default_folder_is_named_after_the_data(self) -> None:
+        """A changed file, and one of the same name elsewhere, have another."""
+        folders = []
+        for name in ("a/patients.csv", "b/patients.csv"):
+            Path(name).parent.mkdir()
+            file = table(Path(name), rows=160 + len(folders))
+            folders += [shoal.compare(file, **OF_TABLE, held_out="oslo", **FEW).folder]
         with Path(file).open("a") as lines:
             lines.write("\n48.5,red,lima,no")
-        second = shoal.compare(file, **OF_TABLE, held_out="oslo", **FEW)
-        assert second.folder == first.folder == Path("shoal-compare/patients")
-        assert not {*first.result["identities"]} & {*second.result["identities"]}
-        assert len(Store(first.folder / "runs").all()) == 4
+        folders += [shoal.compare(file, **OF_TABLE, held_out="oslo", **FEW).folder]
+        assert len({*folders}) == 3
+        assert all(folder.match("shoal-compare/patients-????????") for folder in folders)
 
     def test_the_folder_of_another_experiment_is_refused(self) -> None:
         shoal.compare(table(Path("a.csv")), **OF_TABLE, held_out="oslo", out="o", **FEW)
@@ -134,11 +136,11 @@ class TestResult:
         assert (result["runs"], result["folds"], result["runs_missing"]) == (15, 3, 0)
         assert result["held_out"] == sorted(set(domains))
         records = {r.config.identity: r for r in found.records}
-        for case in result["trials"]:
+        for case in result["cases"]:
             assert case["held_out"] in case["fold"].split(" and ")
-            assert case["test"] == records[case["run"]].chosen["test"]["by_domain"]["AUC"][case["held_out"]]
+            assert case["score"] == records[case["run"]].scores["test"]["by_domain"]["AUC"][case["held_out"]]
         assert (result["recommendation"]["domains"], result["recommendation"]["folds"]) == (12, 3)
-        assert sum(result["rows"][0]["chosen"].values()) == 3  # one choice per fold and seed
+        assert sum(result["rows"][0]["selected_trials"].values()) == 3  # one choice per fold and seed
 
     def test_regression_is_scored_in_the_units_of_the_label_with_r2(self) -> None:
         """One site has labels of a hundred times the size."""
@@ -150,16 +152,19 @@ class TestResult:
         rows = {row["algorithm"]: row for row in found.result["rows"]}
         assert (found.result["metric"], found.result["lower_is_better"]) == ("mse", True)
         test, train = y[site == "c"], y[site != "c"]
-        (case,) = (c for c in found.result["trials"] if (c["algorithm"], c["held_out"]) == ("majority", "c"))
+        (case,) = (c for c in found.result["cases"] if (c["algorithm"], c["held_out"]) == ("majority", "c"))
         data = shoal.data.from_table(data, label="y", domain="site", held_out="c")
         mean = train[np.isin(np.flatnonzero(site != "c"), data.splits["train"].examples())].mean()
-        assert case["test"] == pytest.approx(np.square(test - mean).mean(), rel=1e-4)
-        assert case["also"]["R²"] == pytest.approx(1 - case["test"] / test.var(), rel=1e-4)
-        assert {"R²"} <= rows["erm"]["also"].keys()
+        assert case["score"] == pytest.approx(np.square(test - mean).mean(), rel=1e-4)
+        assert case["metrics"]["R²"] == pytest.approx(1 - case["score"] / test.var(), rel=1e-4)
+        assert {"R²"} <= rows["erm"]["metrics"].keys()
 
     def test_it_shows_and_saves_itself(self, capsys: pytest.CaptureFixture[str]) -> None:
-        found = shoal.compare(arrays(), **FEW)
+        Path("o").mkdir()
+        Path("o/.comparison.json.x9y8").write_text("half written by a killed process")
+        found = shoal.compare(arrays(), out="o", **FEW)
         assert capsys.readouterr() == ("", "")
+        assert not list(Path("o").glob(".*"))
         names = {path.name for path in found.folder.iterdir()}
         assert names >= {f"comparison.{e}" for e in ("json", "md", "csv", "png", "svg")} | {
             "report.html",
@@ -200,14 +205,17 @@ class TestResult:
         given = {**FEW, "algorithms": "erm++", "weights": "run/model.safetensors"}
         assert "  shoal train erm++ " in str(shoal.compare(arrays(), **given))
 
-    def test_a_budget_makes_a_smaller_plan_that_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        options: dict[str, Any] = {**FEW, "seeds": 2, "search": 2, "out": "o"}
-        monkeypatch.setattr(compare, "time_runs", lambda *args: {"erm": 10.0, "fish": 10.0})
-        found = shoal.compare(arrays(), budget=1.0, **options)
+    def test_a_budget_ends_between_stages(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options: dict[str, Any] = {**FEW, "seeds": 2, "search": 2, "out": "o", "progress": True}
+        found = shoal.compare(arrays(), budget=1e-9, **options)
         assert (found.result["runs"], found.result["search"], found.result["seeds"]) == (6, 1, [0])
-        monkeypatch.setattr(compare, "time_runs", lambda *args: {"erm": 1.0, "fish": 1.0})
-        again = shoal.compare(arrays(), budget=1.0, **options)
-        assert again.result["identities"] == found.result["identities"]
+        assert found.recommendation is not None
+        assert "is used up after 1 seed with 1 hyperparameter trial" in capsys.readouterr().err
+        again = shoal.compare(arrays(), budget=60, **options)
+        assert (again.result["runs"], again.result["search"], again.result["seeds"]) == (24, 2, [0, 1])
+        assert {*found.result["identities"]} < {*again.result["identities"]}
 
 
 class TestResume:
@@ -228,10 +236,10 @@ class TestResume:
         in_process(stop_in_fish)
         with pytest.raises(KeyboardInterrupt):
             shoal.compare(file, **OF_TABLE, **FEW)
-        (first,) = Store("shoal-compare/patients/runs").all()
+        (first,) = shoal.results("shoal-compare")["identity"]
         in_process(fail_in_erm)
         found = shoal.compare(file, **OF_TABLE, **FEW)
-        assert {first.config.identity, *ran} == {*found.result["identities"]}
+        assert {first, *ran} == {*found.result["identities"]}
         assert (len(ran), list(found.failed)) == (7, ["erm"])
         assert "out of memory" in found.problems[0]
         in_process()
@@ -253,6 +261,23 @@ class TestResume:
         monkeypatch.setenv("RANK", "0")
         with pytest.raises(InputError, match="torchrun"):
             shoal.compare(arrays(), **FEW)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_commands_of_a_comparison_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a table with a column of each kind, and an escape sequence in the name of a domain."""
+    draw, lines = np.random.default_rng(0), ["age,sex,visit,smoker,site,ill"]
+    for site in ("oslo", "lima", "red\x1b[31m"):
+        for day, age in enumerate(draw.normal(50, 10, 30)):
+            cells = (f"{age:.2f}", "mf"[day % 2], f"2024-0{1 + day % 9}-11", ("yes", "no")[day % 3 == 0])
+            lines.append(",".join([*cells, site, "yes" if age + draw.normal(0, 10) > 50 else "no"]))
+    Path("one.csv").write_text("\n".join(lines))
+    found = shoal.compare("one.csv", **OF_TABLE, **{**FEW, "algorithms": "erm"}, held_out="oslo")
+    commands = [line.strip() for line in str(found).splitlines() if line.startswith("  shoal ")]
+    assert [line.split()[1] for line in commands] == ["train", "predict", "score", "export"]
+    assert main([*shlex.split(commands[0])[1:], "--device", "cpu"]) == 0
+    assert main(["score", shlex.split(commands[0])[-1], "one.csv"]) == 0
+    capsys.readouterr()
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:

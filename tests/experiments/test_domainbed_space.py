@@ -54,7 +54,7 @@ def test_an_algorithms_settings(name: str, size: Size, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("name", "size"), [("small", protocol.SMALL), ("large", protocol.LARGE)])
-def test_what_all_algorithms_share(name: str, size: protocol.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_algorithms_share(name: str, size: protocol.Spaces, monkeypatch: pytest.MonkeyPatch) -> None:
     assert size.size == name
     expected = {"lr": domainbed.RATES[name], "batch_size": domainbed.BATCHES[name]}
     if name == "large":
@@ -64,7 +64,7 @@ def test_what_all_algorithms_share(name: str, size: protocol.Sizes, monkeypatch:
     for share in SHARES:
         wanted = {k: v.at(share) for k, v in expected.items()}
         assert drawn(space, share, monkeypatch) == pytest.approx(wanted, rel=1e-12)
-        batch = protocol.sizes_of("domainnet", (3, 224, 224)).batch
+        batch = protocol.spaces_of("domainnet", (3, 224, 224)).batch
         (found,) = drawn(batch, share, monkeypatch).values()
         assert found == domainbed.DOMAINNET_BATCHES.at(share)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from shoal.errors import InputError
 from shoal.experiments import frozen
 from shoal.experiments.config import RunConfig, read_config
 from shoal.experiments.run import prepare, run
-from shoal.experiments.search import with_format, with_rate
+from shoal.experiments.search import with_rate
 
 BACKBONE = "mobilenetv2_035"
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
@@ -46,49 +45,24 @@ def config(**more: Any) -> RunConfig:
     ],
 )
 def test_the_rate_follows_the_model(fields: dict[str, Any], lr: Any, schedule: Any, wanted: Any) -> None:
-    chosen, shown = with_rate(config(**fields), lr, schedule)
+    chosen, shown = with_rate(config(**fields, lr=lr, schedule=schedule))
     assert (chosen.lr, chosen.schedule) == wanted
     assert bool(shown) is (lr is None and wanted[0] == 5e-5)
-    assert with_rate(chosen, chosen.lr, chosen.schedule)[0] == chosen
-
-
-@pytest.mark.parametrize(
-    ("fields", "auto"),
-    [
-        ({}, False),
-        ({"weights": "w.pt"}, False),
-        ({"model": "small-cnn", "weights": "w.pt"}, False),
-        ({"model": "resnet18"}, False),
-        ({"model": "resnet18", "weights": "w.pt"}, True),
-        ({"model": "resnet50.tv_in1k"}, True),
-        ({"model": "resnet50.tv_in1k", "model_options": {"frozen": True}}, False),
-        ({"model": "bert-base-uncased"}, True),
-        ({"dataset": "amazon"}, True),
-        ({"dataset": "amazon", "model_options": {"pretrained": False}}, False),
-    ],
-)
-def test_backbones_are_computed_in_what_is_fastest(fields: dict[str, Any], auto: bool) -> None:
-    plain = RunConfig(**{"dataset": "linear", "algorithm": "erm", "steps": 9, **fields})
-    chosen = with_format(plain)
-    assert (chosen.precision, chosen.memory_format) == (("auto", "auto") if auto else (None, None))
-    assert (chosen.identity == plain.identity) is not auto
-    pinned = replace(plain, precision="fp32", memory_format="contiguous")
-    assert with_format(pinned) == pinned
-    assert pinned.identity == plain.identity
+    assert with_rate(chosen)[0] == chosen
 
 
 def test_a_warm_up_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     whole = config(steps=12, schedule="warmup:8,cosine", batch_size=4)
     run(whole, "cpu", folder=tmp_path / "whole")
-    how = {"checkpoint_every": 5}
+    options = {"checkpoint_every": 5}
 
     def stop(step: int, note: str) -> None:
         if step >= 5:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt):
-        run(whole, "cpu", folder=tmp_path / "part", how=how, progress=stop)
-    run(whole, "cpu", folder=tmp_path / "part", how=how)
+        run(whole, "cpu", folder=tmp_path / "part", options=options, progress=stop)
+    run(whole, "cpu", folder=tmp_path / "part", options=options)
     same = [(tmp_path / d / "model.safetensors").read_bytes() for d in ("whole", "part")]
     assert same[0] == same[1]
 

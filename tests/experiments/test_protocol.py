@@ -21,7 +21,7 @@ from shoal.errors import InputError
 from shoal.experiments import protocol, selection
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import prepare, run
-from shoal.experiments.search import is_pretrained
+from shoal.experiments.search import weights_of
 from shoal.experiments.store import Store
 
 DIGITS: dict[str, dict[str, Any]] = {"rotated-digits": {}}
@@ -131,7 +131,7 @@ class TestPlan:
     def test_every_combination_once_and_more_seeds_or_trials_keep_them(self) -> None:
         found = protocol.plan(DIGITS, ["erm", "fish"], seeds=2, search=3, pairs=True)
         assert len(found) == (6 + 15) * 2 * 2 * 3
-        assert len({c.identity for c in found}) == len({selection.key_of(c) for c in found}) == len(found)
+        assert len({c.identity for c in found}) == len({selection.run_key(c) for c in found}) == len(found)
         assert {(c.steps, c.eval_every, c.select) for c in found} == {(5001, 100, "last")}
         assert {c.seed == c.protocol["seed"] for c in found} == {True}
         first = [c.protocol["held_out"] for c in found[::6]][:6]
@@ -171,7 +171,7 @@ class TestPlan:
         assert {(c.precision, c.memory_format) for c in found} == {("fp32", "contiguous")}
         if dataset != "rotated-digits":
             assert {c.model for c in found} == {"resnet50.tv_in1k"}
-            assert all(is_pretrained(c) and c.data_options["augment_validation"] for c in found)
+            assert all(weights_of(c) == "pretrained" and c.data_options["augment_validation"] for c in found)
 
     @pytest.mark.usefixtures("large")
     def test_what_is_set_takes_precedence(self) -> None:
@@ -209,10 +209,10 @@ def test_from_plan_to_numbers(tmp_path: Path) -> None:
     for config in configs:
         store.save(run(config, "cpu"))
     records = store.found(configs)
-    found = selection.sweep(configs, records)
     for rule in selection.RULES:
-        result = selection.results(found, "rotated-digits", rule)
-        (choice,) = result["choices"]
-        assert (choice["status"], result["missing"], result["metric"]) == ("scored", [], "accuracy")
-        point = records[0].history[choice["step"] - 1]["scores"]
-        assert choice["score"] == point["test"]["domains"]["0°"]
+        (result,) = selection.sweep_results(configs, records, rule)
+        (case,) = result["cases"]
+        assert (case["status"], result["missing"], result["metric"]) == ("scored", [], "accuracy")
+        point = records[0].history[case["step"] - 1]["scores"]
+        assert case["score"] == point["test"]["domains"]["0°"]
+        assert case["run"] == configs[0].identity

@@ -76,7 +76,7 @@ def test_a_run_in_a_folder_is_the_same_and_is_not_repeated() -> None:
     record = run(TINY, "cpu", Path("run"))
     assert numbers(record) == numbers(run(TINY, "cpu"))
     times = {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()}
-    assert run(replace(TINY, label="the same"), "cpu", Path("run"), how={"workers": 0}) == record
+    assert run(replace(TINY, label="the same"), "cpu", Path("run"), options={"workers": 0}) == record
     assert {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()} == times
 
 

@@ -89,12 +89,11 @@ def test_the_rules_select_what_naive_ones_do(
 ) -> None:
     args = (domains, seeds, trials, steps, levels, random.Random(chance), metric)
     configs, records, rows = made_up(*args)
-    found = selection.sweep(configs, records)
     names, sign = [f"d{n}" for n in range(domains)], 1 if metric == "accuracy" else -1
     for rule in selection.RULES:
         if rule == "leave-one-out" and domains == 2:
             continue
-        result = selection.results(found, "made", rule)
+        (result,) = selection.sweep_results(configs, records, rule)
         expected = {
             (a, d, s): naive_choice(own, d, rule, sign) for (a, s), own in rows.items() for d in names
         }
@@ -102,7 +101,7 @@ def test_the_rules_select_what_naive_ones_do(
             (c["algorithm"], c["held_out"], c["seed"]): None
             if c["status"] == "diverged"
             else (c["trial"], c["step"], c["score"])
-            for c in result["choices"]
+            for c in result["cases"]
         }
         assert selected == expected
         for row in result["rows"]:
@@ -146,8 +145,8 @@ def alone(*points: tuple[float, float, float, float], trial: int = 0, sound: boo
 
 
 def selected(records: list[RunRecord], rule: str = "training") -> dict[str, Any]:
-    found = selection.sweep([r.config for r in records], records)
-    return next(c for c in selection.select(found, "made", rule) if c["held_out"] == "a")
+    cases = selection.domainbed_cases([r.config for r in records], records, rule)
+    return next(c for c in cases.to_dict("records") if c["held_out"] == "a")
 
 
 def test_training_domains_count_once_each_and_the_oracle_uses_the_last_step() -> None:
@@ -164,21 +163,21 @@ def test_a_run_that_diverged_or_a_score_that_is_not_finite_is_never_selected() -
     assert [selected(records, rule)["trial"] for rule in ("training", "oracle")] == [1, 1]
     assert (selected(records)["diverged"], selected(records[:1])["status"]) == (1, "diverged")
     assert selected([alone((0.9, 0.5, nan, 1), (0.1, 0, 0, 0))])["step"] == 2
-    assert selected([alone((nan, 0.5, 1, 1), (0.1, 0, 0, 0))])["status"] == "diverged"
+    assert selected([alone((nan, 0.5, 1, 1), (0.1, 0, 0, 0))])["status"] == "undefined"
 
 
 def test_missing_runs_are_listed() -> None:
     configs, records, _ = made_up(3, 2, 2, 1, 4, random.Random(0), "accuracy")
     gone = config(("d0", "d2"), seed=1, trial=1, algorithm="fish")
-    found = selection.sweep(configs, [r for r in records if r.config != gone])
-    result = selection.results(found, "made", "leave-one-out")
+    rest = [r for r in records if r.config != gone]
+    (result,) = selection.sweep_results(configs, rest, "leave-one-out")
     assert result["missing"] == ["fish on made, d0 and d2 held out, seed 1, hyperparameter trial 1"]
-    missing = [c for c in result["choices"] if c["status"] == "missing"]
+    missing = [c for c in result["cases"] if c["status"] == "missing"]
     assert {(c["algorithm"], c["held_out"], c["seed"]) for c in missing} == {
         ("fish", "d0", 1),
         ("fish", "d2", 1),
     }
-    assert selection.results(found, "made", "training")["missing"] == []
-    two = selection.sweep([config(("a",)), config(("b",))], [])
-    assert len(selection.results(two, "made")["missing"]) == 2
-    assert "needs three" in selection.results(two, "made", "leave-one-out")["missing"][0]
+    assert selection.sweep_results(configs, rest)[0]["missing"] == []
+    two = [config(("a",)), config(("b",))]
+    assert len(selection.sweep_results(two, [])[0]["missing"]) == 2
+    assert "needs three" in selection.sweep_results(two, [], "leave-one-out")[0]["missing"][0]

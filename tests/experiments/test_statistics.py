@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -116,25 +115,6 @@ def test_wilson() -> None:
     assert wilson(0, 29).high == pytest.approx(0.1170, abs=1e-4)
 
 
-def test_intervals_cover_with_ten_equal_rows_per_entity() -> None:
-    """Of 60 intervals of 95 % about 57 hold the truth; the benchmark counts hundreds."""
-    truth, rows = metrics.accuracy_score(*reversed(_classes(100_000, 9))), np.repeat(np.arange(40), 10)
-    covered = {"accuracy": 0, "MAE": 0}
-    for seed in range(60):
-        p, y = drawn(40, 2, seed)
-        found = classification(p[rows], y[rows], rows)["accuracy"]
-        covered["accuracy"] += found.low <= truth <= found.high  # type: ignore[operator]
-        error = np.random.default_rng(seed).normal(size=40)
-        found = regression(error[rows], np.zeros(400), rows)["MAE"]
-        covered["MAE"] += found.low <= math.sqrt(2 / math.pi) <= found.high  # type: ignore[operator]
-    assert min(covered.values()) >= 52, covered
-
-
-def _classes(rows: int, seed: int) -> tuple[Any, Any]:
-    p, y = drawn(rows, 2, seed)
-    return p.argmax(1), y
-
-
 def test_calibration() -> None:
     rng = np.random.default_rng(0)
     stated = rng.random(2000)
@@ -150,16 +130,6 @@ def test_calibration() -> None:
     over = calibration(np.stack([stated < 0.5, stated >= 0.5], 1).astype(float), y)
     assert over["error"] > 5 * good["chance"]
     assert calibration(*drawn(400, 4))["bins"][0]["from"] >= 0.2  # the predicted class has at least a quarter
-
-
-def test_perfectly_calibrated_models_stay_below_chance_with_five_equal_rows_per_entity() -> None:
-    rng, above, rows = np.random.default_rng(1), 0, np.repeat(np.arange(100), 5)
-    for _ in range(60):
-        stated = rng.beta(2, 3, 100)
-        y = (rng.random(100) < stated).astype(int)
-        found = calibration(np.stack([1 - stated, stated], 1)[rows], y[rows], rows)
-        above += found["error"] > found["chance"]
-    assert above <= 8, above
 
 
 def test_intervals_of_means_are_scipys_and_those_of_clusters_of_equal_values_are_those_of_the_clusters() -> (

@@ -1,7 +1,9 @@
-"""A store: one file per run, written whole, with a lock per run that ends with its process."""
+"""A store: one file per run, written whole, with a lock per run that ends with its process; its table."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -12,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_record import TINY, made
 
+import shoal
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
 from shoal.experiments.store import Store
 
 CONFIGS = [TINY, replace(TINY, algorithm="fish", label="Fish"), replace(TINY, seed=1)]
@@ -24,16 +30,14 @@ def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
-def test_finds_what_was_saved_and_looking_creates_nothing(tmp_path: Path) -> None:
+def test_finds_what_was_saved_and_reading_creates_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "deep" / "runs")
-    assert store.all() == []
-    assert store.missing(CONFIGS) == CONFIGS
+    assert store.missing([*CONFIGS, TINY]) == CONFIGS
     store.clean(CONFIGS)
     assert not files(tmp_path)
     store.save(made())
     assert store.find(TINY) == made()
     assert store.missing(CONFIGS) == CONFIGS[1:]
-    assert store.all() == [made()]
     named = replace(TINY, label="first")
     assert store.found([named]) == [made(named)]
     assert files(store.folder) == {f"{TINY.identity}.json"}
@@ -46,7 +50,7 @@ def test_a_failed_run_is_missing_and_keeps_its_working_files(tmp_path: Path) -> 
     log.write_text("")
     store.fail(TINY, "OSError: no")
     assert store.missing([TINY]) == [TINY]
-    record = store.look(TINY)
+    record = store.read(TINY)
     assert record is not None
     assert (record.status, record.error, log.exists()) == ("failed", "OSError: no", True)
     store.save(made())
@@ -68,15 +72,6 @@ def test_a_failure_leaves_the_old_record(fails: str, tmp_path: Path, monkeypatch
     assert store.find(TINY) == made()
     store.clean([TINY])
     assert files(tmp_path) == {f"{TINY.identity}.json"}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', '{"config": {}, "history": []}'])
-def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.path(TINY).write_text(text)
-    for look in (lambda: store.find(TINY), store.all):
-        with pytest.raises(InputError, match=rf"{TINY.identity}\.json' is not a run record"):
-            look()
 
 
 HOLDER = """
@@ -126,3 +121,111 @@ def test_what_a_killed_process_left_of_a_finished_run_is_removed(tmp_path: Path)
     assert not store.workplace(TINY).exists()
     assert not store.progress(TINY).exists()
     assert store.workplace(other).exists()  # it can be resumed
+
+
+ERM = RunConfig("digits", "erm", 100, data_options={"held_out": "15°"})
+FISH = RunConfig("digits", "fish", 200, settings={"meta_lr": 0.5}, lr=0.01, label="Fish")
+
+
+def measured(config: RunConfig = ERM, test: float = 0.5, **changes: Any) -> RunRecord:
+    def scores(test: float) -> dict[str, Any]:
+        values = {"train": (0.9, "ab"), "validation": (0.8, "ab"), "test": (test, ["15°"])}
+        return {
+            split: {"metric": "accuracy", "average": 0.1, "domains": dict.fromkeys(names, value)}
+            for split, (value, names) in values.items()
+        }
+
+    history = (
+        {"step": 50, "passes": 50, "loss": 1.0, "scores": scores(test)},
+        {"step": 100, "passes": 100, "loss": 0.5, "scores": scores(test / 2)},
+    )
+    record = RunRecord(config, "finished", history, 0, "best on validation", 1.5, {"device": "cpu"})
+    return replace(record, **changes)
+
+
+def save(folder: Path, *records: RunRecord) -> None:
+    for record in records:
+        Store(folder).save(record)
+
+
+def test_a_row_has_settings_and_scores(tmp_path: Path) -> None:
+    save(tmp_path, measured(FISH))
+    (row,) = shoal.results(tmp_path).to_dict("records")
+    expected = {
+        **{"dataset": "digits", "algorithm": "fish", "name": "Fish", "held_out": "15°", "seed": 0},
+        **{"status": "finished", "metric": "accuracy", "step": 50, "steps": 200, "lr": 0.01},
+        **{"batch_size": 32, "rule": "best on validation", "seconds": 1.5, "device": "cpu"},
+        **{"test": 0.5, "test_last": 0.25, "validation": 0.8, "train": 0.9, "test.15°": 0.5, "train.b": 0.9},
+        **{"settings.meta_lr": 0.5, "identity": FISH.identity, "path": f"{FISH.identity}.json"},
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_stores_and_run_folders_at_any_depth_in_a_fixed_order(tmp_path: Path) -> None:
+    save(tmp_path / "compare" / "runs", measured(replace(ERM, seed=1)), measured())
+    save(tmp_path / "compare" / "working", measured(FISH))
+    path = tmp_path / "seeds" / "seed-2" / "record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(measured(replace(ERM, seed=2)).to_dict()))
+    for other in ("seeds.json", "x.plan.json", "compare-x.json"):
+        (tmp_path / other).write_text("[]")
+    frame = shoal.results(str(tmp_path))
+    assert frame[["name", "seed"]].values.tolist() == [["Fish", 0], ["erm", 0], ["erm", 1], ["erm", 2]]
+    assert frame["path"].iloc[-1] == "seeds/seed-2/record.json"
+    assert frame["settings.meta_lr"].isna().tolist() == [False, True, True, True]
+
+
+def test_of_several_records_of_a_run_the_newest(tmp_path: Path) -> None:
+    labelled = replace(ERM, label="plain")  # a label makes no other run
+    for name, config, test, at in (("old", ERM, 0.1, 1), ("new", labelled, 0.3, 3), ("mid", ERM, 0.2, 2)):
+        save(tmp_path / name, measured(config, test))
+        os.utime(Store(tmp_path / name).path(ERM), (at, at))
+    assert shoal.results(tmp_path)["test"].tolist() == [0.3]
+
+
+def test_runs_that_diverged_or_failed_have_no_scores(tmp_path: Path) -> None:
+    save(tmp_path, measured(), measured(replace(ERM, seed=1), status="diverged", error="the loss is nan"))
+    Store(tmp_path).fail(replace(ERM, seed=2), "RuntimeError: no memory")
+    save(tmp_path, measured(replace(ERM, seed=3), test=math.nan))
+    frame = shoal.results(tmp_path).set_index("seed")
+    assert frame["status"].tolist() == ["finished", "diverged", "failed", "finished"]
+    assert frame["test"].isna().tolist() == [False, True, True, True]
+    assert frame["validation"].isna().tolist() == [False, True, True, False]
+    assert frame["error"][2] == "RuntimeError: no memory"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps(measured().to_dict() | {"schema": 99})])
+def test_files_that_are_no_records_are_named(content: str, tmp_path: Path) -> None:
+    """By an error where they are needed, by one warning in a table."""
+    save(tmp_path, measured(FISH))
+    store = Store(tmp_path)
+    store.path(TINY).write_text(content)
+    with pytest.raises(InputError, match=rf"{TINY.identity}\.json' is not a run record"):
+        store.find(TINY)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "record.json").write_text(content)
+    with pytest.warns(UserWarning, match="is not a run record") as caught:
+        frame = shoal.results(tmp_path)
+    assert frame["algorithm"].tolist() == ["fish"]
+    (warning,) = caught
+    assert all(str(path) in str(warning.message) for path in (store.path(TINY), tmp_path / "a/record.json"))
+
+
+def test_no_runs_and_no_folder(tmp_path: Path) -> None:
+    frame = shoal.results(tmp_path)
+    assert len(frame) == 0
+    assert {"algorithm", "held_out", "test"} <= set(frame)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match=r"there is no folder '.*nowhere'"):
+        shoal.results(tmp_path / "nowhere")
+
+
+def test_runs_of_fit(tmp_path: Path) -> None:
+    """Their data are not recorded, so that equal options do not make them the same run."""
+    data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
+    same: dict[str, Any] = {"test": data, "steps": 4, "progress": False, "device": "cpu"}
+    for name in ("one", "two"):
+        shoal.fit("erm", torch.nn.Linear(3, 2), data, folder=tmp_path / name, **same)
+    frame = shoal.results(tmp_path)
+    assert frame["steps"].tolist() == [4, 4]
+    assert frame["test"].between(0, 1).all()

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_compare_rule import result
 
-import shoal
 from shoal.api.source import find_source
-from shoal.cli.app import main
 from shoal.data import sets
-from shoal.data.example import write_images
 from shoal.errors import InputError
-from shoal.experiments import baselines
-from shoal.experiments.config import RunConfig
 from shoal.experiments.diagnose import columns_of
 from shoal.report import charts
-from shoal.report import compare as each
 
 Captured = pytest.CaptureFixture[str]
-
-
-def test_equal_averages_are_equal_in_whatever_order_they_were_added() -> None:
-    scores = {"groupdro": [0.8625, 0.9, 0.8625, 0.8625], "erm": [0.8625, 0.9125, 0.8375, 0.875]}
-    scores |= {"logistic-regression": [0.8875, 0.9, 0.875, 0.825], "fish": [0.8, 0.8, 0.81, 0.8]}
-    found = result({name: [[v] for v in values] for name, values in scores.items()})
-    assert [row["rank"] for row in found["rows"]] == [1, 1, 1, 4]
-    about = found["recommendation"]
-    assert about["take"] == about["best"] == "logistic-regression"
-    assert "-0.0" not in each.text(found)
 
 
 def test_one_far_off_row_leaves_the_others_their_scale() -> None:
@@ -71,45 +52,12 @@ def test_columns_of_every_kind_are_diagnosed() -> None:
     assert names["sex"] == ("= f", "= m")
 
 
-SMALL: dict[str, Any] = {"label": "ill", "domain": "site", "algorithms": "erm", "seeds": 1, "search": 1}
-SMALL |= {"steps": 5, "batch_size": 8, "device": "cpu", "jobs": 1}
-
-
-@pytest.mark.usefixtures("patients", "in_process")
-def test_the_commands_of_a_comparison_work_and_two_tables_do_not_share_a_folder(capsys: Captured) -> None:
-    folders = []
-    for name in ("one.csv", "two.csv"):
-        found = shoal.compare(name, **SMALL, baselines=False, held_out="oslo", progress=False)
-        commands = [line.strip() for line in str(found).splitlines() if line.startswith("  shoal ")]
-        assert [line.split()[1] for line in commands] == ["train", "predict", "score", "export"]
-        folders.append(shlex.split(commands[0])[-1])
-        assert main([*shlex.split(commands[0])[1:], "--device", "cpu"]) == 0
-        assert main(["score", folders[-1], name]) == 0
-        capsys.readouterr()
-    assert folders[0] != folders[1]
-
-
 def test_what_is_neither_a_path_nor_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     for name, meant in (("photoz", "photos"), ("cdsprite", "cdsprites")):
         with pytest.raises(InputError, match=f"no file or folder '{name}'.* Did you mean '{meant}'"):
             find_source(name)
-
-
-def test_images_have_a_majority_class_to_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("PIL")
-    monkeypatch.chdir(tmp_path)
-    write_images("photos")
-    for extra in range(3):
-        copy = Path("photos/sketch/square") / f"more{extra}.png"
-        shutil.copy(next(Path("photos/night/square").glob("*.png")), copy)
-    record = baselines.run(
-        RunConfig("image-folder", "majority", 1, {"folder": "photos", "held_out": "sketch"})
-    )
-    sizes = {path.name: len(list(path.iterdir())) for path in Path("photos/sketch").iterdir()}
-    first = sorted(sizes)[0]  # the others' classes are equally frequent
-    assert record.score("test") == pytest.approx(sizes[first] / sum(sizes.values()))
 
 
 def test_a_folder_named_like_a_built_in_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

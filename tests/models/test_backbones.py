@@ -15,7 +15,7 @@ import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run, start_from
-from shoal.experiments.search import is_pretrained
+from shoal.experiments.search import weights_of
 from shoal.models import FeatureModel, build, options_of
 from shoal.models.backbones import DEVIATION, MEAN, PUBLISHED, Backbone
 from shoal.models.weights import fitting, other_names, torchvision_name
@@ -180,7 +180,8 @@ class TestNamesOfWeights:
 
     def test_it_is_known_to_be_pretrained(self) -> None:
         for name, pretrained in (("resnet18.tv_in1k", True), ("resnet18", False)):
-            assert is_pretrained(RunConfig("pacs", "erm", 1, model=name)) is pretrained
+            weights = weights_of(RunConfig("pacs", "erm", 1, model=name))
+            assert (weights == "pretrained") is pretrained
 
 
 def test_dropout_before_the_head_in_training_only() -> None:

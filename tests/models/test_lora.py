@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shoal.algorithms import registry
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig, read_config
 from shoal.experiments.run import prepare, start_from
-from shoal.experiments.search import rates_of, with_rate
+from shoal.experiments.search import RATES, weights_of, with_rate
 from shoal.models import FeatureModel, build, lora
 from shoal.models.calling import call
 from shoal.optim import Fish
@@ -216,8 +217,8 @@ def test_the_learning_rate_is_that_of_adapters() -> None:
     config = RunConfig(
         "pacs", "fish", 100, model="vit_tiny_patch16_224.augreg_in21k", model_options={"lora": 8}
     )
-    assert with_rate(config, None, None)[0].lr == rates_of(config)["lr"]["default"] == 2e-4
-    assert with_rate(config, 1e-3, None)[0].lr == 1e-3
+    assert with_rate(config)[0].lr == RATES[weights_of(config)]["lr"]["default"] == 2e-4
+    assert with_rate(replace(config, lr=1e-3))[0].lr == 1e-3
 
 
 # Files of weights

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from shoal.training.loop import Training
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
@@ -31,7 +32,6 @@ from shoal.models import FeatureModel
 from shoal.training.capture import why_not
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.engine import Engine
-from shoal.training.loop import Training
 from shoal.training.options import complete
 from shoal.training.stopping import Diverged
 

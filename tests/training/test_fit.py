@@ -412,7 +412,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "'.*none' has no",
     ),
     "labels from 1": ({"train": {"a": shifted(0), "b": shifted(1)}}, "from 1 to 2"),
-    "label too large": ({"classes": 2, "test": {"t": shifted(1)}}, "labels range from 1 to 2.*classes=2"),
+    "label too large": ({"classes": 2, "test": {"t": shifted(1)}}, "labels range from 0 to 2.*classes=2"),
     "nan": ({"train": {"a": domain(0), "b": with_nan()}}, "example 3 of domain 'b' .*nan"),
     "nan in test": ({"test": {"t": with_nan()}}, "example 3 of domain 't' .*nan"),
     "optimizer's lr -1": ({"optimizer": lambda p: SGD(p, lr=-1)}, "optimizer.*learning rate.*-1"),

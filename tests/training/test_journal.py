@@ -59,7 +59,7 @@ def test_all_that_it_takes_to_repeat_a_run_and_nothing_of_this_machine(
     secrets = (str(tmp_path), str(Path.home()), sys.prefix, socket.gethostname(), f" {getpass.getuser()} ")
     assert not [secret for secret in secrets if secret in text]
     assert not re.search(r"[\s'\"=]/\w", text)
-    again = run(config, "cpu", folder=Path("again"), how=content["how"])
+    again = run(config, "cpu", folder=Path("again"), options=content["options"])
     record = RunRecord.from_dict(json.loads((folder / "record.json").read_text()))
     assert again.history == record.history
     assert Path("again/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -70,7 +69,7 @@ class Outputs(NamedTuple):
             return [self]
         whole = MetaBatch((self.output, self.features), self.y, self.y, self.batch.sizes)
         parts = zip(whole.split(), self.batch.split(), strict=True)
-        return [Outputs(*part.x, batch) for part, batch in parts]
+        return [Outputs(part.x[0], part.x[1], batch) for part, batch in parts]
 
 
 Objective = Callable[[Outputs], tuple[Tensor, Log]]
@@ -80,7 +79,7 @@ Forward = Callable[[MetaBatch], Outputs]
 class Engine(Protocol):
     """What an algorithm trains with; :class:`shoal.training.engine.Engine` is the one that does it."""
 
-    params: list[nn.Parameter]
+    params: list[Tensor]
     """What the optimizer trains; a gradient is a list with one tensor for each."""
     optimizer: Optimizer
 
@@ -154,6 +153,8 @@ class Algorithm(nn.Module):
     """What it can be trained for (see :class:`~shoal.data.Task`)."""
     sample_weights: ClassVar[bool] = True
     """Examples may have weights: it takes every loss from :meth:`losses`."""
+    plain_mean: ClassVar[bool] = False
+    """Takes the loss for the plain mean of its examples' losses: no class weights, for instance."""
     second_order: bool = False
     """Differentiates the model twice, by itself: compiled models and the penalty of MIRO cannot be used."""
     per_domain: bool = False
@@ -182,7 +183,7 @@ class Algorithm(nn.Module):
         """The gradient to step along, one tensor for each of ``engine.params``, and the log."""
         if type(self).objective is Algorithm.objective:
             return engine.mean_gradient(batch)
-        return engine.gradient(batch, partial(self.objective, step=step))
+        return engine.gradient(batch, lambda out: self.objective(out, step))
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
         """One update of the model; the log."""
@@ -281,5 +282,3 @@ def full_precision(output: Any) -> Any:
     if isinstance(output, dict):
         return type(output)({name: full_precision(part) for name, part in output.items()})
     return output
-
-

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
+from typing import ClassVar
+
+from shoal.algorithms.base import Algorithm, Draw, Engine, Gradient, Log, Step
 from shoal.data.batch import MetaBatch
 
 
@@ -16,7 +18,7 @@ class ERM(Algorithm):
 
     family = "risk"
     reference = "Vapnik 1998"
-    draw = "pooled"
+    draw: ClassVar[Draw] = "pooled"
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         return engine.mean_gradient(batch.merged())

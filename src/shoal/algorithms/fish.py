@@ -51,7 +51,8 @@ class Fish(Algorithm):
     ) -> None:
         super().__init__(model, loss, task)
         self.meta_lr, self.buffers_mode = meta_lr, buffers
-        self.reset_every = {"carry": 0, "reset": 1}.get(inner_state, inner_state)  # type: ignore[call-overload]
+        named = {"carry": 0, "reset": 1}
+        self.reset_every = named[inner_state] if isinstance(inner_state, str) else inner_state
 
     def prepare(self, optimizer: Optimizer, lr: float) -> None:
         if self.reset_every > 1 and not _starts_at_zero(optimizer):
@@ -61,7 +62,7 @@ class Fish(Algorithm):
             )
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
-        state: list[Tensor] = list(engine.params)
+        state = list(engine.params)
         if self.buffers_mode == "interpolate":
             state += [b for b in self.model.buffers() if b.is_floating_point()]
         start = [tensor.detach().clone() for tensor in state]

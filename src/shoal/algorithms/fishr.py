@@ -41,6 +41,7 @@ class Fishr(Penalised):
     reference = "Rame et al. 2022"
     sample_weights = False
     needs_features = True
+    plain_mean = True
 
     def __init__(
         self,
@@ -59,8 +60,6 @@ class Fishr(Penalised):
             features = _linear(model.head)
         weights: dict[str, Any] = {"weight": weight, "start": start, "ramp": ramp}
         super().__init__(model, loss, task, **weights, batch_norm=batch_norm, features=features)
-        if self.terms is not None and not self.terms.plain:
-            raise InputError("Fishr needs a loss that is the mean of its examples' losses: no class weights.")
         assert self.extractor is not None
         last = self.extractor.linear
         if last is None:
@@ -96,9 +95,7 @@ class Fishr(Penalised):
             )
 
     def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
-        return fishr(
-            out.logits, out.features, out.y, out.blocks, loss=self.loss, variances=self.variances
-        )
+        return fishr(out.logits, out.features, out.y, out.blocks, loss=self.loss, variances=self.variances)
 
 
 def _linear(head: nn.Module) -> str:

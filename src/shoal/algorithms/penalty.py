@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Log, Loss, Outputs, Step
@@ -105,5 +104,3 @@ class Penalised(Algorithm):
 def weighted(weight: float | Tensor, value: Tensor) -> Tensor:
     """Their product, in the precision of ``value``."""
     return (weight.to(value.dtype) if isinstance(weight, Tensor) else weight) * value
-
-

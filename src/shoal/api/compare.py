@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shlex
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import Unpack
 
-from shoal.api.result import Result
+from shoal.api.result import Result, write_files
 from shoal.api.source import Source, datasets_in, find_source, listed_algorithms, listed_names, make_folder
 from shoal.api.train import OF_BASELINES, model_fields
 from shoal.errors import InputError, TableWarning
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from shoal.experiments.compare import Layout, LeaveDomainsOut
     from shoal.experiments.config import RunConfig
+    from shoal.experiments.recommend import Recommendation
     from shoal.experiments.record import RunRecord
     from shoal.experiments.store import Store
 
@@ -49,10 +52,10 @@ HOME = "shoal-compare"
 class Comparison(Result):
     """The result of :func:`compare`; ``print`` shows it.
 
-    ``recommendation["take"]`` is the recommended algorithm.
+    ``recommendation.row`` is the recommended algorithm.
 
     Attributes:
-        result: rows, trials and everything else as plain data.
+        result: rows, cases and everything else as plain data.
         records: record of each run that did not fail.
         folder: folder of the runs and results.
         text: text that ``print`` shows.
@@ -64,14 +67,21 @@ class Comparison(Result):
     text: str
 
     @property
-    def recommendation(self) -> dict[str, Any] | None:
-        """The recommendation, see :func:`shoal.experiments.compare.recommendation`."""
-        return self.result.get("recommendation")
+    def recommendation(self) -> Recommendation | None:
+        """The recommendation, ``None`` while runs are missing."""
+        from shoal.experiments.recommend import Recommendation
+
+        about = self.result.get("recommendation")
+        return about and Recommendation.from_dict(about)
 
     @property
     def failed(self) -> dict[str, str]:
         """The errors of algorithms with failed runs; the same call repeats these runs."""
         return self.result.get("failed", {})
+
+    @property
+    def problems(self) -> list[str]:
+        return [f"{name}: {why}" for name, why in self.failed.items()]
 
     def __str__(self) -> str:
         return self.text
@@ -81,17 +91,13 @@ class Comparison(Result):
 
         return view.as_html(self.result)
 
-    @property
-    def problems(self) -> list[str]:
-        return [f"{name}: {why}" for name, why in self.failed.items()]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain data."""
         return self.result
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return a DataFrame with one row per algorithm, best first: mean and standard deviation, and each
-        domain."""
+        """Return a DataFrame with one row per algorithm, best first: mean and standard deviation, the worst
+        domain, the difference to the baseline with its interval, and each domain."""
         import pandas
 
         rows = []
@@ -103,7 +109,7 @@ class Comparison(Result):
                 | {"worst": worst.get("mean"), "worst_domain": worst.get("domain")}
                 | {"difference": over.get("mean"), "low": over.get("low"), "high": over.get("high")}
                 | {"validation": row["validation"]["mean"]}
-                | {name: about["mean"] for name, about in row["domains"].items()}
+                | {name: summary["mean"] for name, summary in row["domains"].items()}
             )
         return pandas.DataFrame(rows).set_index("algorithm")
 
@@ -159,8 +165,8 @@ def compare(
     Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every
     algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed,
     the trial with the best validation score on the training domains is selected. On tabular data, gradient
-    boosting and a linear model are included under the same protocol. The simplest algorithm within one
-    standard error of the best is recommended. Finished runs are saved in ``out``; the same call runs only
+    boosting and a linear model are included under the same protocol. The simplest algorithm is recommended
+    that no other beats by more than chance. Finished runs are saved in ``out``; the same call runs only
     those that are missing.
 
     Args:
@@ -177,8 +183,8 @@ def compare(
             most 10, otherwise 10 groups).
         seeds: number of seeds.
         search: number of hyperparameter trials per algorithm and seed: the defaults, then random search.
-        budget: time budget in minutes; to meet it, first the number of trials is reduced, then seeds, then
-            folds.
+        budget: time budget in minutes, after which no further runs are started; results are then those of
+            fewer trials or seeds, at least of the defaults with one seed. The same call continues.
         out: folder for runs and results (default: a folder in shoal-compare named after the data).
         **options: options of every run, see :class:`~shoal.options.CompareOptions`.
 
@@ -193,6 +199,7 @@ def compare(
         [True, True, True, True]
     """
     from shoal.experiments.compare import LeaveDomainsOut, layout
+    from shoal.experiments.store import Store
     from shoal.training.processes import together
 
     if together():
@@ -211,14 +218,19 @@ def compare(
         rows = _every(rows or _default_rows(base, where, source.own))
         protocol = LeaveDomainsOut(base, rows, where.held_out, seeds, search, folds, given)
         protocol, unable, notes = protocol.checked(full["device"], required)
-        show(note, *where.messages, *notes)
+        show(note, *where.messages, *notes, *(f"not compared: {n} ({why})" for n, why in unable.items()))
         if baselines:
-            protocol = replace(protocol, rows=[*_baselines(where, source.own), *protocol.rows])
+            protocol = replace(protocol, rows=[*where.baselines, *protocol.rows])
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
-        job = _Job(source, where, unable, folder, full, show, protocol)
+        title = Path(source.given).name if source.own else base.dataset
         with _disk(folder):
-            job.prepare(budget)
-            return job.results(job.execute())
+            _make_folder(folder, source, title)
+            store = Store(folder / "runs")
+            if store.missing(protocol.plan()):
+                _announce(source, protocol, folder, show)
+            protocol, failed = _execute(protocol, store, budget, full, show)
+            about = {"title": title, "unable": unable, "excluded": where.excluded, "warned": where.warned}
+            return _written(source, protocol, store, failed, about, folder, show)
 
 
 def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[RunConfig, str]:
@@ -229,23 +241,17 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
 
     given = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
     steps = given.get("steps") or int(where.defaults["steps"])
-    defaults = {"batch_size": where.defaults["batch"], "eval_every": max(1, steps // 10)}
-    base = RunConfig(
-        dataset=spelled(source.dataset),
-        algorithm=BASELINE,
-        data_options=source.options,
-        holdout=where.holdout,
-        **{**defaults, **given, **model_fields(options), "steps": steps},
-    )
-    return with_rate(base, base.lr, base.schedule)
+    fields = {"batch_size": where.defaults["batch"], "eval_every": max(1, steps // 10), "steps": steps}
+    fields |= {"data_options": source.options, "holdout": where.holdout}
+    return with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields | given | model_fields(options)))
 
 
 def _default_rows(base: RunConfig, where: Layout, own: bool) -> Sequence[str]:
     from shoal.experiments.compare import PRETRAINED
-    from shoal.experiments.search import is_pretrained
+    from shoal.experiments.search import weights_of
 
     rows: Sequence[str] = where.defaults["algorithms"]
-    return PRETRAINED if own and is_pretrained(base) else rows
+    return PRETRAINED if own and weights_of(base) != "random" else rows
 
 
 def _every(rows: Sequence[str]) -> list[str]:
@@ -257,17 +263,26 @@ def _every(rows: Sequence[str]) -> list[str]:
     )
 
 
-def _baselines(where: Layout, own: bool) -> Sequence[str]:
-    from shoal.experiments import baselines
-
-    if where.flat:
-        return baselines.names(where.classes)
-    return (baselines.MAJORITY,) if where.labelled and own else ()
-
-
 def _folder(source: Source, named: bool) -> Path:
-    """A folder named after the data; data in memory were written to it."""
-    return Path(HOME) / (Path(source.given).resolve().stem or "data") if named else Path(source.given).parent
+    """A folder named after the data: of a table by its content, of other data of one's own by their place.
+
+    Data in memory were written to it.
+    """
+    if not named:
+        return Path(source.given).parent
+    identity = source.options.get("digest") or str(Path(source.given))
+    own = f"-{hashlib.sha256(identity.encode()).hexdigest()[:8]}" * source.own
+    return Path(HOME) / f"{Path(source.given).resolve().stem or 'data'}{own}"
+
+
+def _make_folder(folder: Path, source: Source, title: str) -> None:
+    """Make the folder, which must not contain another experiment."""
+    make_folder(folder, source.given, kind="comparison")
+    if (path := folder / "comparison.json").exists():
+        before = read_json(path)
+        other = before.get("title") if isinstance(before, dict) else "another file"
+        if other != title and not str(other).startswith("data-"):
+            raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
 
 
 @contextlib.contextmanager
@@ -275,9 +290,9 @@ def _messages(progress: bool) -> Iterator[Callable[..., None]]:
     """Shows messages to the user. Where the columns of a table are shown, there are no warnings of them."""
 
     def show(*lines: str) -> None:
-        for line in lines if progress else ():
-            if line:
-                print(f"{line[:1].upper()}{line[1:].rstrip('.')}.", file=sys.stderr, flush=True)
+        for line in filter(None, lines if progress else ()):
+            end = "\n" if "\n" in line else ".\n"
+            print(f"{line[:1].upper()}{line[1:].rstrip('.')}", end=end, file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         if progress:
@@ -298,142 +313,107 @@ def _disk(folder: Path) -> Iterator[None]:
         raise InputError(message + saved) from error
 
 
-@dataclass
-class _Job:
-    """A comparison that is planned, and where its runs and results go."""
+def _announce(source: Source, protocol: LeaveDomainsOut, folder: Path, show: Callable[..., None]) -> None:
+    """Say what will be run, and on which columns of a table."""
+    if (report := source.columns()) is not None:
+        write_files(folder, {"columns.json": dump_json(report)})
+    show(*source.notes())
+    folds, domains, runs = len(protocol.folds), len(protocol.held_out), len(protocol.plan())
+    show(
+        f"{many(runs, 'run')}: {many(len(protocol.rows), 'algorithm')}, "
+        f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
+        f"{many(protocol.seeds, 'seed')}, {many(protocol.search, 'hyperparameter trial')} each"
+    )
 
-    source: Source
-    where: Layout
-    unable: Mapping[str, str]
-    folder: Path
-    options: Mapping[str, Any]
-    show: Callable[..., None]
-    protocol: LeaveDomainsOut
-    configs: list[RunConfig] = field(default_factory=list)
 
-    @property
-    def store(self) -> Store:
-        from shoal.experiments.store import Store
+def many(number: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
-        return Store(self.folder / "runs")
 
-    @property
-    def parallel(self) -> int:
-        """Number of runs in parallel."""
-        from shoal.experiments.execute import count_jobs
+def _execute(
+    protocol: LeaveDomainsOut,
+    store: Store,
+    budget: float | None,
+    options: Mapping[str, Any],
+    show: Callable[..., None],
+) -> tuple[LeaveDomainsOut, Mapping[str, str]]:
+    """Run what is missing; returns what was completed within the budget, and the errors of failed runs."""
+    from shoal.experiments.execute import execute
 
-        return count_jobs(self.options["device"], self.options["jobs"])
-
-    @property
-    def title(self) -> str:
-        return Path(self.source.given).name if self.source.own else self.protocol.base.dataset
-
-    def prepare(self, minutes: float | None) -> None:
-        """Makes the folder, which must not have another experiment, and plans the runs within a budget.
-
-        The measured times are saved, so that the same call plans the same runs.
-        """
-        from shoal.experiments.compare import time_runs
-
-        make_folder(self.folder, self.source.given, kind="comparison")
-        if (path := self.folder / "comparison.json").exists():
-            before = read_json(path)
-            title = (
-                before.get("title") or before.get("dataset") if isinstance(before, dict) else "another file"
+    same = {name: options[name] for name in ("engine", "device", "jobs")}
+    same |= {"progress": bool(options["progress"])}
+    same["options"] = {name: options[name] for name in ("workers", "compile", "deterministic")}
+    if budget is None:
+        return protocol, execute(protocol.plan(), store, **same).failed
+    end, first, *stages = time.monotonic() + 60 * budget, *protocol.stages()
+    done, outcome = first, execute(first.plan(), store, **same)
+    for stage in stages:
+        more = execute(stage.plan(), store, until=end, **same)
+        if more.remaining:
+            show(
+                f"the budget of {budget:g} minutes is used up after {many(done.seeds, 'seed')} with "
+                f"{many(done.search, 'hyperparameter trial')}; the same call continues"
             )
-            if title != self.title and not str(title).startswith("data-"):
-                raise InputError(
-                    f"{str(self.folder)!r} has the comparison of {title!r}; choose another.", "out"
-                )
-        self.configs = self.protocol.plan()
-        if minutes is None:
-            return
-        path, identity = self.folder / "timing.json", self.protocol.base.identity
-        known = read_json(path).get(identity, {}) if path.exists() else {}
-        rows = dict.fromkeys(config.name for config in self.configs)
-        if not rows.keys() <= known.keys():
-            known = time_runs(self.configs, self.options["device"], 1 if self.parallel > 1 else None)
-            write_atomically(path, dump_json({identity: known}))
-        full = self.protocol
-        self.protocol = full.within(known, 60 * minutes * self.parallel)
-        self.configs = self.protocol.plan()
-        if less := self.protocol.reductions(full):
-            self.show(f"to meet the budget of {minutes:g} minutes: {less}")
+            break
+        done, outcome = stage, more
+    return done, outcome.failed
 
-    def execute(self) -> Mapping[str, str]:
-        """Runs what is missing; returns the errors of failed runs by their identity."""
-        from shoal.experiments.compare import many
-        from shoal.experiments.execute import execute
 
-        protocol, missing = self.protocol, len(self.store.missing(self.configs))
-        self.show(*(f"not compared: {name} ({why})" for name, why in self.unable.items()))
-        if not missing:
-            return {}
-        if (report := self.source.columns()) is not None:
-            write_atomically(self.folder / "columns.json", dump_json(report))
-        if self.options["progress"]:
-            print(*self.source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
-        folds, domains = len(protocol.groups), len(protocol.held_out)
-        self.show(
-            f"{many(len(self.configs), 'run')}: {many(len(protocol.rows), 'algorithm')}, "
-            f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
-            f"{many(protocol.seeds, 'seed')}, {many(protocol.search, 'hyperparameter trial')} each; "
-            f"{missing:,} remaining"
-        )
-        how = {name: self.options[name] for name in ("workers", "compile", "deterministic")}
-        where = {name: self.options[name] for name in ("engine", "device", "jobs")}
-        progress = bool(self.options["progress"])
-        return execute(self.configs, self.store, **where, how=how, progress=progress).failed
+def _written(
+    source: Source,
+    protocol: LeaveDomainsOut,
+    store: Store,
+    failed: Mapping[str, str],
+    about: Mapping[str, Any],
+    folder: Path,
+    show: Callable[..., None],
+) -> Comparison:
+    """The result, with its tables, figure and report in the folder."""
+    from shoal.api.report import write_page
+    from shoal.experiments.compare import results
+    from shoal.report import compare as view
+    from shoal.report import plots
 
-    def results(self, failed: Mapping[str, str]) -> Comparison:
-        """Writes the tables, the figure and the report."""
-        from shoal.api.report import write_page
-        from shoal.experiments.compare import results
-        from shoal.report import compare as view
-        from shoal.report import plots
+    configs = protocol.plan()
+    records = store.found(configs)
+    result = results(configs, records, failed=failed) | dict(about)
+    result["identities"] = sorted({config.identity for config in configs})
+    files = {f"comparison{ending}": content(result) for ending, content in view.FILES.items()}
+    write_files(folder, {name: text.encode(errors="backslashreplace") for name, text in files.items()})
+    written = list(files)
+    try:
+        written += [path.name for path in plots.save(view.figure(result), folder / "comparison")]
+        written.append(write_page(folder).path.name)
+    except InputError as error:
+        show(str(error))
+    commands = _commands(source, configs, result)
+    text = f"{view.text(result)}\n\nSaved in {folder}: {', '.join(written)}.{commands}"
+    return Comparison(result, records, folder, text)
 
-        records = self.store.found(self.configs)
-        result = results(self.configs, records, failed=failed) | {
-            "title": self.title,
-            "unable": dict(self.unable),
-            "excluded": dict(self.where.excluded),
-            "warned": dict(self.where.warned),
-            "identities": sorted({c.identity for c in self.configs}),
-        }
-        for ending, content in view.FILES.items():
-            path = self.folder / f"comparison{ending}"
-            write_atomically(path, content(result).encode(errors="backslashreplace"))
-        written = [f"comparison{ending}" for ending in view.FILES]
-        try:
-            written += [path.name for path in plots.save(view.figure(result), self.folder / "comparison")]
-            written.append(write_page(self.folder).path.name)
-        except InputError as error:
-            self.show(str(error))
-        text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}.{self.next(result)}"
-        return Comparison(result, records, self.folder, text)
 
-    def next(self, result: Mapping[str, Any]) -> str:
-        """Commands that train the recommended row on every domain, then predict, score and export."""
-        from shoal.experiments.compare import many, selected_trial
+def _commands(source: Source, configs: Sequence[RunConfig], result: Mapping[str, Any]) -> str:
+    """Commands that train the recommended row on every domain, then predict, score and export."""
+    from shoal.experiments.compare import selected_trial
 
-        about = result["recommendation"] or {}
-        if not self.source.own or not about.get("majority", {"better": True})["better"]:
-            return ""
-        name = str(about.get("take") or about.get("begin"))
-        if (selected := selected_trial(self.configs, result["trials"], name)) is None:
-            return ""
-        config, times, cases = selected
-        folder = f"runs/{name.lower()}-{config.identity[:8]}"
-        kind = Path(self.source.given).suffix if Path(self.source.given).is_file() else ""
-        lines = [
-            f"To train {name} on all domains, with the hyperparameters selected in {times} of "
-            f"{many(cases, 'split')}, and then predict, score and export:",
-            train_command(config, self.source, folder),
-            shlex.join(["shoal", "predict", folder, f"NEW{kind}"]),
-            shlex.join(["shoal", "score", folder, f"LABELLED{kind}"]),
-            shlex.join(["shoal", "export", folder]),
-        ]
-        return "\n" + "\n  ".join(lines)
+    about = result["recommendation"]
+    if not source.own or not about or about["state"] == "majority":
+        return ""
+    name = about["nearest"]
+    if (selected := selected_trial(configs, result["cases"], name)) is None:
+        return ""
+    config, times, cases = selected
+    folder = f"runs/{name.lower()}-{config.identity[:8]}"
+    kind = Path(source.given).suffix if Path(source.given).is_file() else ""
+    lines = [
+        f"To train {name} on all domains, with the hyperparameters selected in {times} of "
+        f"{many(cases, 'split')}, and then predict, score and export:",
+        train_command(config, source, folder),
+        shlex.join(["shoal", "predict", folder, f"NEW{kind}"]),
+        shlex.join(["shoal", "score", folder, f"LABELLED{kind}"]),
+        shlex.join(["shoal", "export", folder]),
+    ]
+    return "\n" + "\n  ".join(lines)
 
 
 def train_command(config: RunConfig, source: Source, folder: str) -> str:
@@ -448,8 +428,7 @@ def train_command(config: RunConfig, source: Source, folder: str) -> str:
     algorithm = recipe.name if recipe else config.algorithm.partition("@")[0]
     known = {*declared(ModelOptions), *declared(TrainingOptions)}
     known &= set(OF_BASELINES) if is_one(config) else known
-    implied = dict(recipe.options) if recipe else {}
-    implied |= {"seed": config.seed}
+    implied = {**(recipe.options if recipe else {}), "seed": config.seed}
     options = {n: v for n, v in config.given().items() if n in known and implied.get(n) != v}
     options = {**source.arguments, "held_out": "none", **options, "out": folder}
     flags = [n for n, each in declared(TrainOptions).items() if "train" in each.option.commands.split()]

@@ -275,8 +275,9 @@ def fit(
     job = Job(algorithm, model, data, full, label)
     config = describe(job.setup)
     hint = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
-    given: dict[str, Any] = {"wandb": full["wandb"], "config": config, "resume_hint": hint}
-    with Journal(folder, job.setup.processes, **given) as journal:
+    with Journal(
+        folder, job.setup.processes, wandb=full["wandb"], config=config, resume_hint=hint
+    ) as journal:
         journal.begin(config)
         result = run(job, journal)
         if name := full["predictions"]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from shoal.files import write_atomically
 
 
 class Result(ABC):
@@ -26,3 +29,11 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a result, and remove what an earlier process that was killed left half written."""
+    for name, content in files.items():
+        for stale in folder.glob(f".{name}.*"):
+            stale.unlink(missing_ok=True)
+        write_atomically(folder / name, content)

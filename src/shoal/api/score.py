@@ -115,13 +115,13 @@ class Score(Result):
         return pandas.DataFrame(rows)
 
     def __str__(self) -> str:
-        parts = [*self._rows(), *self._tables(), *self._calibration(), *self._drift()]
-        parts += [_filled(note) for note in self.notes]
-        return "\n\n".join([*parts, *([f"Saved in {self.out}."] if self.out else [])])
+        notes = [*self.notes, *([f"Saved in {self.out}."] if self.out else [])]
+        parts = [self._rows(), *self._tables(), self._calibration(), *self._drift(), *map(_filled, notes)]
+        return "\n\n".join(part for part in parts if part)
 
-    def _rows(self) -> Iterator[str]:
-        positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
+    def _rows(self) -> str:
         scored, excluded = self.overall.rows, sum(self.unusable.values())
+        positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
         lines = [f"{scored:,} of {self.rows:,} rows of {self.data} (label {self.label!r}{positive})"]
         if self.group:
             lines.append(f"Intervals are those of {self.overall.entities:,} entities ({self.group!r}).")
@@ -129,12 +129,13 @@ class Score(Result):
             lines.append(f"Excluded: {self.unlabelled:,} without a label.")
         if excluded:
             some = ", ".join(f"{name!r} ({count:,})" for name, count in list(self.unusable.items())[:3])
+            what = "with a label that is no number"
             if self.task == "classification":
+                what = "of unknown classes"
                 right = (self.overall.metrics["accuracy"].value or 0.0) * scored
                 some += f". Counted as errors, the accuracy would be {right / (scored + excluded):.3f}"
-            what = "of unknown classes" if self.task == "classification" else "with a label that is no number"
             lines.append(f"Excluded: {excluded:,} {what}: {some}.")
-        yield "\n".join(map(_filled, lines))
+        return "\n".join(map(_filled, lines))
 
     def _tables(self) -> Iterator[str]:
         table = Table(["all rows", "value (95 %)"])
@@ -151,16 +152,16 @@ class Score(Result):
             numbers = [f"{n:,}" for n in (group.rows, group.entities)[: len(counts)]]
             table.add(group.name, *numbers, seen, *(_cell(group.metrics[name]) for name in names))
         more = f", {SHOWN} of {len(self.domains):,}" if len(self.domains) > SHOWN else ""
-        yield _filled(f"By domain ({self.domain}{more}){f'; worst: {worst.name}' if worst else ''}")
-        yield table.text()
+        title = _filled(f"By domain ({self.domain}{more}){f'; worst: {worst.name}' if worst else ''}")
+        yield f"{title}\n\n{table.text()}"
 
-    def _calibration(self) -> Iterator[str]:
+    def _calibration(self) -> str:
         if self.calibration is None:
-            return
+            return ""
         error, chance = self.calibration["error"], self.calibration["chance"]
         what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
         result = "more than sampling explains" if error > chance else "no significant miscalibration"
-        yield _filled(
+        return _filled(
             f"Calibration of the probability of {what}: expected calibration error {error:.3f} (below "
             f"{chance:.3f} for 95 % of perfectly calibrated models with as many rows): {result}."
         )
@@ -175,8 +176,7 @@ class Score(Result):
         for one in [one for one in self.drift if one.words()][:SHOWN]:
             p = "–" if one.p is None else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
             table.add(one.column, one.kind, _number(one.psi), p, one.words())
-        if table.rows:
-            yield table.text()
+        yield table.text() if table.rows else ""
 
 
 def _filled(line: str) -> str:
@@ -260,13 +260,13 @@ def score(
     labels = scoring.labels_of_table(trained, table, label, domain, group) if table else None
     reader = trained.reader(column=column)
     parts = [(batch.names, output) for batch, output in trained.outputs(reader, data, batch_size, workers)]
-    outputs = np.concatenate([output for _, output in parts])
     labels = labels or scoring.labels_of_paths(trained, [name for names, _ in parts for name in names])
-    result = scoring.scored(trained, data, outputs, labels)
+    result = scoring.scored(trained, data, np.concatenate([output for _, output in parts]), labels)
+    notes = [*result.notes, *reader.doubts]
     if kind == "table" and table is not None:
-        drift, notes = scoring.drift_of(trained, table, labels)
-        result = replace(result, drift=drift, notes=(*result.notes, *notes))
-    result = replace(result, notes=(*result.notes, *reader.doubts))
+        drift, more = scoring.drift_of(trained, table, labels.entities)
+        result, notes = replace(result, drift=drift), [*notes, *more]
+    result = replace(result, notes=tuple(notes))
     if path is None:
         return result
     try:

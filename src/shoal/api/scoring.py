@@ -16,32 +16,33 @@ from shoal.data import reading
 from shoal.errors import InputError
 from shoal.experiments.drift import ColumnDrift, column_drift
 from shoal.experiments.statistics import Estimate, calibration, classification, regression
-from shoal.trained import Trained
+from shoal.trained import Trained, input_errors
 
 Array = NDArray[Any]
 
 
 class Labels(NamedTuple):
-    """The label, domain and entity of every row."""
+    """The label, domain and entity of every row, and the columns that they are in.
+
+    ``values`` are numbers of classes, or numbers; NaN where the label is missing or cannot be used.
+    """
 
     label: str
     values: Array
-    """Numbers of classes, or numbers; NaN where the label is missing or cannot be used."""
     unusable: Mapping[str, int]
-    domain: str | None
     domains: Sequence[str | None]
-    group: str | None
     entities: Array
-    notes: tuple[str, ...]
+    domain: str | None = None
+    group: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def labels_of_table(
     trained: Trained, table: reading.Table, label: str | None, domain: str | None, group: str | None
 ) -> Labels:
+    """The columns that are given, or those of the training."""
     from shoal.data.cells import Format
     from shoal.data.columns import categories_of, values_of
-    from shoal.data.reading import need_column
-    from shoal.trained import input_errors
 
     with input_errors("the description of the label in inputs.json is damaged"):
         about = dict(trained.inputs.get("label") or {})
@@ -49,12 +50,12 @@ def labels_of_table(
         known = {role: str(about[role]) for role in ("name", "domain", "group") if about.get(role)}
     if (name := label or known.get("name")) is None:
         raise InputError("is missing, and the model does not name its label column.", "label")
-    column, notes = table[need_column(name, table, "label")], []
+    column, notes = table[reading.need_column(name, table, "label")], []
     used = {"domain": domain, "group": group}
     without = {"domain": "all rows are one group", "group": "rows count as independent"}
     for role, given in used.items():
         if given is not None:
-            need_column(given, table, role)
+            reading.need_column(given, table, role)
         elif role in known and known[role] not in table:
             notes.append(f"There is no {role} column {known[role]!r}, so {without[role]}.")
         else:
@@ -63,8 +64,7 @@ def labels_of_table(
         values, unusable = values_of(column, "numeric", format)
     else:
         names, codes = categories_of(column, "-" in trained.classes)
-        listed = [str(names[code]) if code >= 0 else None for code in codes]
-        values, unusable = _numbered(listed, trained.classes)
+        values, unusable = _numbered([names[c] if c >= 0 else None for c in codes], trained.classes)
     domains: list[str | None] = [None] * len(values)
     if (where := used["domain"]) is not None:
         domains = [text or None for text in table[where].texts()]
@@ -74,7 +74,7 @@ def labels_of_table(
     if (whose := used["group"]) is not None:
         codes = categories_of(table[whose])[1]
         entities = np.where(codes < 0, codes.max() + 1 + entities, codes)  # a row without one is its own
-    return Labels(str(name), values, unusable, where, domains, whose, entities, tuple(notes))
+    return Labels(name, values, unusable, domains, entities, where, whose, tuple(notes))
 
 
 def labels_of_paths(trained: Trained, paths: Sequence[str]) -> Labels:
@@ -84,15 +84,16 @@ def labels_of_paths(trained: Trained, paths: Sequence[str]) -> Labels:
     if depth < 2 or (depth == 2 and max(map(len, parts)) > 2):
         raise InputError("images must be arranged as domain/class/image, or all as class/image.", "data")
     nested = depth > 2
-    values, unknown = _numbered([part[1] if nested else part[0] for part in parts], trained.classes)
-    domains, where = [part[0] if nested else None for part in parts], "folder" if nested else None
-    return Labels("folder of the class", values, unknown, where, domains, None, np.arange(len(values)), ())
+    values, unknown = _numbered([part[nested] for part in parts], trained.classes)
+    domains = [part[0] if nested else None for part in parts]
+    where = "folder" if nested else None
+    return Labels("folder of the class", values, unknown, domains, np.arange(len(values)), where)
 
 
-def _numbered(labels: Sequence[str | None], classes: Sequence[str]) -> tuple[Array, dict[str, int]]:
+def _numbered(labels: Sequence[Any], classes: Sequence[str]) -> tuple[Array, dict[str, int]]:
     """The number of each label among the classes, NaN where it is none, and the unknown labels."""
-    number: dict[str | None, float] = {name: float(n) for n, name in enumerate(classes)}
-    unknown = Counter(name for name in labels if name is not None and name not in number)
+    number = {name: float(n) for n, name in enumerate(classes)}
+    unknown = Counter(str(name) for name in labels if name is not None and name not in number)
     return np.array([number.get(name, np.nan) for name in labels]), dict(unknown.most_common())
 
 
@@ -107,17 +108,18 @@ def scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Score
     if not np.isfinite(predicted[used]).all():
         raise InputError("the model's outputs are not all finite; there is nothing to score.")
     y = np.where(used, labels.values, 0).astype(float if numeric else int)
+    metrics_of: Any = regression if numeric else classification
 
     def group(name: str, rows: Array, seen: str = "") -> Group:
         own = rows[used[rows]]
         if not len(own):
             return Group(name, 0, 0, dict.fromkeys(overall.metrics, Estimate(None)), seen)
-        metrics = (regression if numeric else classification)(predicted[own], y[own], labels.entities[own])
-        return Group(name, len(own), len(np.unique(labels.entities[own])), metrics, seen)
+        entities = labels.entities[own]
+        metrics = metrics_of(predicted[own], y[own], entities)
+        return Group(name, len(own), len(np.unique(entities)), metrics, seen)
 
     overall, seen = group("all rows", np.flatnonzero(used)), _seen(trained.record)
     by_domain = pandas.Series(used).groupby(np.array(labels.domains, object)).indices
-    domains = [group(n, rows, seen.get(n, "new") if seen else "") for n, rows in sorted(by_domain.items())]
     return Score(
         model=str(trained.folder or trained),
         data=repr(str(data)) if isinstance(data, str | Path) else "the table",
@@ -127,7 +129,9 @@ def scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Score
         group=labels.group,
         rows=len(used),
         overall=overall,
-        domains=tuple(domains),
+        domains=tuple(
+            group(n, rows, seen.get(n, "new") if seen else "") for n, rows in sorted(by_domain.items())
+        ),
         class_names=trained.classes,
         unlabelled=int((~used).sum()) - sum(labels.unusable.values()),
         unusable=labels.unusable,
@@ -138,17 +142,20 @@ def scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Score
 
 
 def drift_of(
-    trained: Trained, table: reading.Table, labels: Labels
+    trained: Trained, table: reading.Table, entities: Array
 ) -> tuple[tuple[ColumnDrift, ...] | None, tuple[str, ...]]:
-    from shoal.data.table import Preprocessing
-    from shoal.trained import input_errors
+    """How the columns of the table differ from those of the training; ``None`` if these are not known."""
+    from shoal.data.table import Preprocessing, Tally, summary
 
     training = trained.inputs.get("training")
     if not training:
         return None, ("The model has no summary of its training columns, so drift cannot be measured.",)
     with input_errors("the summary of the training columns in inputs.json is damaged"):
-        entities = len(np.unique(labels.entities))
-        return tuple(column_drift(Preprocessing.from_dict(trained.inputs), training, table, entities)), ()
+        tally, preprocessing = Tally(), Preprocessing.from_dict(trained.inputs)
+        preprocessing.transform(table, tally)
+        now = {step.name: summary(step, table[step.name]) for step in preprocessing.steps}
+        count = len(np.unique(entities))
+        return tuple(column_drift(training, now, tally.unseen, tally.unparsed, count)), ()
 
 
 def _nothing(labels: Labels, trained: Trained) -> InputError:
@@ -157,11 +164,9 @@ def _nothing(labels: Labels, trained: Trained) -> InputError:
 
     if not labels.unusable:
         return InputError(f"{labels.label!r} is missing in every row; there is nothing to score.", "label")
-    some = quoted(labels.unusable)
-    if trained.about.classes is None:
-        return InputError(f"{labels.label!r} holds {some}; this model predicts numbers.", "label")
-    known = ", ".join(map(repr, trained.classes[:10]))
-    return InputError(f"{labels.label!r} holds {some}; the classes of the model are {known}.", "label")
+    some, known = quoted(labels.unusable), ", ".join(map(repr, trained.classes[:10]))
+    right = f"the classes of the model are {known}" if known else "this model predicts numbers"
+    return InputError(f"{labels.label!r} holds {some}; {right}.", "label")
 
 
 def _seen(record: Mapping[str, Any]) -> dict[str, str]:

@@ -206,7 +206,8 @@ def _evaluate(
             if has_batchnorm(model):
                 training.selection.refresh()
             model.eval()
-            evaluator = training.setup.evaluator_of(splits, None if limit is None else dict.fromkeys(splits, limit))
+            limits = None if limit is None else {split: limit for split in splits}
+            evaluator = training.setup.evaluator_of(splits, limits)
             with contextlib.closing(evaluator.loader):
                 return evaluator(model)
 
@@ -259,9 +260,9 @@ def _write(
     written: dict[str, Any] = {"run": config.to_dict(), "soup": list(map(str, runs))}
     own = [name for name in runs[first].files if name.split("/")[0] in ("tokenizer", "encoder")]
     files = {name: read_bytes(first / name, None) for name in own}
-    if record.chosen:
+    if record.scores:
         sizes = {
-            split: dict(zip(s["domains"], s["sizes"], strict=True)) for split, s in record.chosen.items()
+            split: dict(zip(s["domains"], s["sizes"], strict=True)) for split, s in record.scores.items()
         }
         text = card(record.to_dict(), about.to_dict(), written, {"train": {}, **sizes})
         files["card.md"] = text.encode("utf-8", "backslashreplace")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
-from shoal.api.result import Result
+from shoal.api.result import Result, write_files
 from shoal.api.source import datasets_in, listed_algorithms, listed_names, make_folder
 from shoal.api.train import model_fields
 from shoal.errors import InputError
@@ -24,9 +22,7 @@ from shoal.settings import Few, Positive
 if TYPE_CHECKING:
     import pandas
 
-    from shoal.experiments import selection
-    from shoal.experiments.config import RunConfig
-    from shoal.experiments.store import Store
+    from shoal.experiments.record import RunRecord
 
 Rule = Literal["training", "leave-one-out", "oracle"]
 FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv", "html": "html"}
@@ -39,25 +35,16 @@ class Sweep(Result):
     """The result of :func:`sweep`: scores of every algorithm on every held-out domain, by selection rule.
 
     Attributes:
-        rules: model selection rules.
-        found: planned runs, and the scores of finished ones.
+        results: results by rule, one per dataset, as plain data: rows and cases.
+        records: record of each run that did not fail.
         folder: folder of the runs and tables.
         failed: identities of failed runs, with their errors; the same call repeats them.
     """
 
-    rules: Sequence[str]
-    found: selection.Sweep
+    results: Mapping[str, Sequence[Mapping[str, Any]]]
+    records: Sequence[RunRecord]
     folder: Path
     failed: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def results(self) -> dict[str, list[dict[str, Any]]]:
-        """The results of each rule, one per dataset, as plain data
-        (:func:`shoal.experiments.selection.results`)."""
-        from shoal.experiments import selection
-
-        names = self.found.datasets
-        return {rule: [selection.results(self.found, n, rule) for n in names] for rule in self.rules}
 
     def _tables(self, rule: str, form: str = "text") -> tuple[list[str], list[str]]:
         """Tables, one per dataset and one over several, and how their numbers came about."""
@@ -75,35 +62,34 @@ class Sweep(Result):
 
     def __str__(self) -> str:
         parts = []
-        for rule in self.rules:
+        for rule in self.results:
             tables, notes = self._tables(rule)
             parts += [f"{rule}:", *tables, "\n".join(notes)]
-        names = ", ".join(f"sweep-{rule}.{{{','.join(FORMATS)}}}" for rule in self.rules)
+        names = ", ".join(f"sweep-{rule}.{{{','.join(FORMATS)}}}" for rule in self.results)
         saved = f"Saved in {self.folder}: {names}, sweep.json."
         return "\n\n".join([*parts, *self.problems[:SHOWN], saved])
 
     def _repr_html_(self) -> str:
         parts = []
-        for rule in self.rules:
+        for rule in self.results:
             tables, notes = self._tables(rule, "html")
             parts += [f"<h4>{escape(rule)}</h4>", *tables, *(f"<p>{escape(note)}</p>" for note in notes)]
         return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in self.problems[:SHOWN])])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as ``--json`` prints it."""
-        return {"rules": self.results, "failed": dict(self.failed), "problems": self.problems}
+        return {"rules": dict(self.results), "failed": dict(self.failed), "problems": self.problems}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per rule, dataset, algorithm, held-out domain and seed."""
         import pandas
 
-        rows = [
-            {"rule": rule, "dataset": result["dataset"], **choice, "missing": len(choice["missing"])}
+        return pandas.DataFrame(
+            {"rule": rule, "dataset": result["dataset"], **case, "missing": len(case["missing"])}
             for rule, results in self.results.items()
             for result in results
-            for choice in result["choices"]
-        ]
-        return pandas.DataFrame(rows)
+            for case in result["cases"]
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the tables as Markdown, LaTeX, CSV and HTML, and ``sweep.json``.
@@ -111,16 +97,16 @@ class Sweep(Result):
         Args:
             path: folder to write to.
         """
-        from shoal.files import dump_json, write_atomically
+        from shoal.files import dump_json
 
-        folder = Path(path)
-        make_folder(folder)
-        for rule in self.rules:
+        make_folder(folder := Path(path))
+        files = {"sweep.json": dump_json(self.results)}
+        for rule in self.results:
             for ending, form in FORMATS.items():
                 tables, notes = self._tables(rule, form)
                 text = "\n\n".join([*tables, *(notes if ending == "md" else [])])
-                write_atomically(folder / f"sweep-{rule}.{ending}", f"{text}\n".encode())
-        write_atomically(folder / "sweep.json", dump_json(self.results))
+                files[f"sweep-{rule}.{ending}"] = f"{text}\n".encode()
+        write_files(folder, files)
         return folder
 
 
@@ -160,7 +146,9 @@ def sweep(
     Returns:
         Sweep: tables of the runs that did not fail.
     """
-    from shoal.experiments import protocol, selection
+    from shoal.experiments import protocol
+    from shoal.experiments.execute import execute
+    from shoal.experiments.selection import sweep_results
     from shoal.experiments.store import Store
 
     for name in ("lr", "batch_size", "settings", "seed", "select"):
@@ -173,40 +161,21 @@ def sweep(
     if files := [name for name in names if Path(name).suffix and Path(name).is_file()]:
         raise InputError(f"a sweep takes built-in datasets, and {files[0]!r} is a file; use `shoal compare`.")
     full = with_defaults(options, SweepOptions)
-    training = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
-    fields: dict[str, Any] = {**training, **model_fields(options), "seeds": seeds, "search": search}
-    pairs = any(selection.RULES[rule].pairs for rule in rules)
+    fields = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
     where = {name: full[name] for name in ("engine", "device", "jobs")} | {"progress": bool(full["progress"])}
     with datasets_in(data_dir):
-        configs = protocol.plan(dict.fromkeys(names, data_options or {}), rows, pairs=pairs, **fields)
+        plan: Any = {**fields, **model_fields(options), "seeds": seeds, "search": search}
+        sources = dict.fromkeys(names, data_options or {})
+        configs = protocol.plan(sources, rows, pairs="leave-one-out" in rules, **plan)
         make_folder(out, kind="sweep")
-        store = Store(Path(out) / "runs")
-        failed, remaining = _run(configs, store, where, budget)
-    if remaining and where["progress"]:
-        message = f"The time budget is used up; {remaining:,} runs remain. The same call continues."
+        until = None if budget is None else time.monotonic() + 60 * budget
+        outcome = execute(configs, Store(Path(out) / "runs"), until=until, **where)
+    if outcome.remaining and where["progress"]:
+        message = f"The time budget is used up; {outcome.remaining:,} runs remain. The same call continues."
         print(message, file=sys.stderr)
-    result = Sweep(rules, selection.sweep(configs, store.found(configs)), Path(out), failed)
-    if failed and not result.found.runs:
-        raise ChildProcessError(f"every run failed, such as: {next(iter(failed.values()))}")
+    if outcome.failed and not outcome.records:
+        raise ChildProcessError(f"every run failed, such as: {next(iter(outcome.failed.values()))}")
+    results: dict[str, Any] = {rule: sweep_results(configs, outcome.records, rule) for rule in rules}
+    result = Sweep(results, outcome.records, Path(out), outcome.failed)
     result.save(out)
     return result
-
-
-def _run(
-    configs: Sequence[RunConfig], store: Store, where: dict[str, Any], budget: float | None
-) -> tuple[dict[str, str], int]:
-    """Errors of failed runs, and how many were not started: with a budget, runs are started in portions, each
-    as large as the pace of the last one allows."""
-    from shoal.experiments.execute import execute
-
-    missing = list({c.identity: c for c in store.missing(configs)}.values())
-    if budget is None:
-        return dict(execute(missing, store, **where).failed), 0
-    end, portion = time.monotonic() + 60 * budget, where["jobs"] or os.cpu_count() or 1
-    failed: dict[str, str] = {}
-    while missing and portion > 0:
-        start = time.monotonic()
-        failed |= execute(missing[:portion], store, **where).failed
-        pace = (time.monotonic() - start) / len(missing[:portion])
-        missing, portion = missing[portion:], int((end - time.monotonic()) / max(pace, 1e-3))
-    return failed, len(missing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,6 @@ from shoal.api.source import Source, datasets_in, find_source, make_folder
 from shoal.errors import InputError, TableWarning
 from shoal.options import (
     DataOptions,
-    ExecutionOptions,
-    LogOptions,
     ModelOptions,
     Names,
     TrainingOptions,
@@ -106,7 +105,7 @@ class Run(Result):
         rows = [
             (r.config.seed, split, domain, scores["metric"], score)
             for r in self.finished
-            for split, scores in r.chosen.items()
+            for split, scores in r.scores.items()
             for domain, score in scores["domains"].items()
         ]
         return pandas.DataFrame(rows, columns=columns)
@@ -188,8 +187,14 @@ def train(
             warnings.simplefilter("ignore", TableWarning)  # of columns, which were shown
         make_folder(folder, source.given, run=not seeds)
         try:
-            configs = [replace(config, seed=config.seed + n) for n in range(seeds or 1)]
-            return Run((_several if seeds else _single)(configs, folder, full), folder)
+            from shoal.experiments.run import EXECUTION, run
+
+            same = {name: value for name, value in full.items() if name in EXECUTION - {"wandb"}}
+            if seeds:
+                configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
+                return Run(_several(configs, folder, full, same), folder)
+            log = {"progress": full["progress"], "wandb": full["wandb"]}
+            return Run([run(config, full["device"], folder, options=same, **log)], folder)
         except InputError:
             for path in (folder, *([folder.parent] if out is None else [])):
                 with contextlib.suppress(OSError):
@@ -213,24 +218,27 @@ def configuration(
     if recipe is not None:
         named = data if isinstance(data, str) else ""
         algorithm, options = recipe.algorithm, recipe.fill(options, named)
-    algorithm, rate = reference(algorithm), ""
-    label = display_name(algorithm) if REFERENCE.fullmatch(algorithm) else recipe.name if recipe else ""
-    if not REFERENCE.fullmatch(algorithm):
+    algorithm, rate, label = reference(algorithm), "", recipe.name if recipe else ""
+    if REFERENCE.fullmatch(algorithm):
+        label = display_name(algorithm)
+    else:
         algorithm = spelled(algorithm)
     source = find_source(data, held_out=held_out, **_some(options, DataOptions))
+    fields: dict[str, Any] = {"data_options": source.options, "label": label}
     if algorithm in baselines.SPACES:
-        config = _baseline(algorithm, source, options)
+        for name, value in options.items():
+            if name not in OF_BASELINES and (name, value) != ("device", "cpu"):
+                known = ", ".join(baselines.SPACES[algorithm]) or "none"
+                why = f"is an option of neural networks, and {algorithm} is not one"
+                raise InputError(f"{why}; its settings are: {known}.", name)
+        fields |= {name: options[name] for name in ("settings", "seed", "metric") if name in options}
+        steps = baselines.TREES if algorithm == baselines.BOOSTING else 1
+        config = RunConfig(source.dataset, algorithm, steps, select="best", **fields)
     else:
-        config = RunConfig(
-            source.dataset,
-            algorithm,
-            **{"steps": 1000, **_some(options, TrainingOptions), **model_fields(options)},
-            data_options=source.options,
-            label=label,
-        )
-        if recipe is not None:
-            config = with_model_options(recipe, config)
-        config, rate = with_rate(config, config.lr, config.schedule)
+        fields |= {"steps": 1000, **_some(options, TrainingOptions), **model_fields(options)}
+        config = RunConfig(source.dataset, algorithm, **fields)
+        config = config if recipe is None else with_model_options(recipe, config)
+        config, rate = with_rate(config)
     check(config)
     return config, source, rate
 
@@ -238,23 +246,6 @@ def configuration(
 def _some(options: Mapping[str, Any], of: type) -> dict[str, Any]:
     """The given options of one kind."""
     return {name: value for name, value in options.items() if name in declared(of)}
-
-
-def _baseline(algorithm: str, source: Source, options: Mapping[str, Any]) -> RunConfig:
-    """A baseline has no use for the options of a network."""
-    from shoal.experiments import baselines
-    from shoal.experiments.config import RunConfig
-
-    for name, value in options.items():
-        if name not in OF_BASELINES and (name, value) != ("device", "cpu"):
-            raise InputError(
-                f"is an option of neural networks, and {algorithm} is not one; its settings are: "
-                f"{', '.join(baselines.SPACES[algorithm]) or 'none'}.",
-                name,
-            )
-    steps = baselines.TREES if algorithm == baselines.BOOSTING else 1
-    same = {name: options[name] for name in ("settings", "seed", "metric") if name in options}
-    return RunConfig(source.dataset, algorithm, steps, data_options=source.options, select="best", **same)
 
 
 def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,31 +260,18 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _single(configs: Sequence[RunConfig], folder: Path, options: Mapping[str, Any]) -> list[RunRecord]:
-    from shoal.experiments.run import run
-
-    given = {"progress": options["progress"], "how": _how(options), "wandb": options["wandb"]}
-    return [run(config, options["device"], folder, **given) for config in configs]
-
-
-def _several(configs: Sequence[RunConfig], folder: Path, options: Mapping[str, Any]) -> list[RunRecord]:
+def _several(
+    configs: Sequence[RunConfig], folder: Path, full: Mapping[str, Any], same: Mapping[str, Any]
+) -> list[RunRecord]:
     """Each seed in a folder of its own; the records include those of failed runs."""
     from shoal.experiments.execute import execute
     from shoal.experiments.store import Store
 
     store = Store(folder, weights=True)
-    where = {name: options[name] for name in ("engine", "device", "jobs")}
-    outcome = execute(configs, store, how=_how(options), progress=bool(options["progress"]), **where)
+    where = {name: full[name] for name in ("engine", "device", "jobs")}
+    outcome = execute(configs, store, options=same, progress=bool(full["progress"]), **where)
     if outcome.failed and not outcome.records and not any(folder.glob("seed-*/config.yaml")):
         for config in configs:  # no run could start
-            store.path(config).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                store.workplace(config).rmdir()
+            shutil.rmtree(store.workplace(config), ignore_errors=True)
         raise InputError(next(iter(outcome.failed.values())).removeprefix("InputError: "))
-    return [record for config in configs if (record := store.look(config)) is not None]
-
-
-def _how(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that do not change results."""
-    names = (*declared(LogOptions), *declared(ExecutionOptions))
-    return {name: options[name] for name in names if name not in ("device", "progress", "wandb")}
+    return [record for config in configs if (record := store.read(config)) is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -11,10 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import InputError, listed, unknown_name
-from shoal.settings import checked, shown
-
-MANY = 50  # an error lists the known names up to this many domains
+from shoal.errors import InputError, listed, shown, unknown_name
 
 
 class Domains:
@@ -40,7 +36,7 @@ class Domains:
         self._labels = names if isinstance(names, np.ndarray) else tuple(names)
         self.offsets = np.asarray(offsets, dtype=np.int64)
         self.sizes = np.diff(self.offsets)
-        if len(self._labels) == 0:
+        if not len(self._labels):
             raise InputError("there are no domains; at least one example is needed.")
         if len(self._labels) != len(self.sizes) or self.offsets[0] != 0 or self.offsets[-1] != len(indices):
             raise InputError(
@@ -48,9 +44,7 @@ class Domains:
                 "fit; offsets must be one more than names and run from 0 to the number of indices."
             )
         if isinstance(self._labels, tuple) and len(set(self._labels)) < len(self._labels):
-            raise InputError(
-                f"two domains have the name {Counter(self._labels).most_common(1)[0][0]!r}; rename one."
-            )
+            raise InputError(f"two domains have the name {_most_common(self._labels)!r}; rename one.")
         if self.sizes.min() < 1:
             empty = self._labels[int(np.argmax(self.sizes < 1))]
             raise InputError(f"domain {str(empty)!r} has no examples; remove it.")
@@ -68,16 +62,17 @@ class Domains:
             labels: domain of each example.
         """
         values = _label_values(labels)
-        if values.dtype.kind == "O":
+        names: Any
+        if values.dtype.kind == "O":  # by a dictionary, which is faster than sorting strings
             names = sorted(set(values))
             number = {name: d for d, name in enumerate(names)}
             codes = np.fromiter((number[v] for v in values), np.int64, len(values))
-            _, offsets, indices = _grouped(codes)
-            return cls(names, offsets, indices)
-        return cls(*_grouped(values))
+        else:
+            names, codes = np.unique(values, return_inverse=True)
+        offsets = np.concatenate([[0], np.bincount(codes).cumsum()])
+        return cls(names, offsets, codes.argsort(kind="stable"))
 
     @classmethod
-    @checked
     def from_sizes(cls, sizes: Mapping[str, int]) -> Domains:
         """Create domains of consecutive examples.
 
@@ -88,11 +83,9 @@ class Domains:
             if not isinstance(size, (int, np.integer)) or not 1 <= size < 2**48:
                 raise InputError(f"domain {str(name)!r} has {shown(size)} examples; it needs at least one.")
         offsets = np.cumsum([0, *sizes.values()], dtype=np.int64)
-        dtype = np.int32 if offsets[-1] < 2**31 else np.int64
-        return cls([str(name) for name in sizes], offsets, np.arange(offsets[-1], dtype=dtype))
+        return cls([str(name) for name in sizes], offsets, np.arange(offsets[-1]))
 
     @classmethod
-    @checked
     def from_indices(cls, indices: Mapping[str, Any]) -> Domains:
         """Create domains from the indices of their examples.
 
@@ -107,16 +100,15 @@ class Domains:
         return len(self.sizes)
 
     def __repr__(self) -> str:
-        shown = [f"{self._labels[d]!s}: {self.sizes[d]:,}" for d in range(min(len(self), 5))]
+        each = [f"{self._labels[d]!s}: {self.sizes[d]:,}" for d in range(min(len(self), 5))]
         more = [f"… {len(self) - 5:,} more"] if len(self) > 5 else []
-        return f"Domains({len(self):,} domains, {len(self.indices):,} entries: {', '.join(shown + more)})"
+        return f"Domains({len(self):,} domains, {len(self.indices):,} entries: {', '.join(each + more)})"
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the domains, in order."""
-        return (
-            tuple(map(str, self._labels.tolist())) if isinstance(self._labels, np.ndarray) else self._labels
-        )
+        labels = self._labels
+        return tuple(map(str, labels.tolist())) if isinstance(labels, np.ndarray) else labels
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -128,13 +120,29 @@ class Domains:
         Args:
             name: name of the domain.
         """
-        if (d := self._numbers.get(str(name))) is not None:
-            return d
-        if len(self) <= MANY:
+        if (d := self._numbers.get(str(name))) is None:
             raise unknown_name("domain", name, self.names)
-        near = difflib.get_close_matches(str(name), self.names[:20_000], n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"unknown domain {name!r}.{hint} There are {len(self):,} domains: see `names`.")
+        return d
+
+    def numbers(self, names_or_numbers: str | int | Iterable[str | int]) -> list[int]:
+        """Convert names or numbers of domains to a list of numbers.
+
+        Args:
+            names_or_numbers: one name or number, or several.
+        """
+        if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
+            names_or_numbers = [names_or_numbers]
+        chosen = []
+        for d in listed(names_or_numbers, "names or numbers of domains"):
+            if not isinstance(d, (str, int, np.integer)) or (
+                not isinstance(d, str) and not 0 <= d < len(self)
+            ):
+                raise InputError(f"domain number {shown(d)} must be from 0 to {len(self) - 1}.")
+            chosen.append(self.number(d) if isinstance(d, str) else int(d))
+        if len(set(chosen)) < len(chosen):
+            twice = str(self._labels[_most_common(chosen)])
+            raise InputError(f"domain {twice!r} is listed twice; list each domain once.")
+        return chosen
 
     def domain_at(self, position: int) -> int:
         """Return the domain that an entry of ``indices`` belongs to.
@@ -155,12 +163,8 @@ class Domains:
 
     def examples(self) -> NDArray[Any]:
         """Return all examples that are in some domain, without duplicates, in increasing order."""
-        bound = int(self.indices.max()) + 1
-        if bound > 16 * len(self.indices):  # few indices far apart: a table over all would waste memory
-            return np.unique(self.indices)
-        seen = np.zeros(bound, dtype=bool)
-        seen[self.indices] = True
-        return np.flatnonzero(seen).astype(self.indices.dtype)
+        ordered = np.sort(self.indices)
+        return ordered[np.diff(ordered, prepend=-1) > 0]
 
     def select(self, names_or_numbers: str | int | Iterable[str | int]) -> Domains:
         """Return only some domains, in the given order, renumbered from 0.
@@ -174,29 +178,6 @@ class Domains:
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
         return Domains(self._labels_of(chosen), offsets, self.indices[places])
 
-    def numbers(self, names_or_numbers: str | int | Iterable[str | int]) -> list[int]:
-        """Convert names or numbers of domains to a list of numbers.
-
-        Args:
-            names_or_numbers: one name or number, or several.
-        """
-        if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
-            names_or_numbers = [names_or_numbers]
-        several = listed(names_or_numbers, "names or numbers of domains")
-        chosen = [self.number(d) if isinstance(d, str) else self._existing(d) for d in several]
-        if len(set(chosen)) < len(chosen):
-            twice = Counter(chosen).most_common(1)[0][0]
-            raise InputError(f"domain {str(self._labels[twice])!r} is listed twice; list each domain once.")
-        return chosen
-
-    def _existing(self, d: Any) -> int:
-        number = int(d) if isinstance(d, (int, np.integer)) else -1
-        if not 0 <= number < len(self):
-            raise InputError(
-                f"domain number {shown(d)} does not exist; numbers run from 0 to {len(self) - 1}."
-            )
-        return number
-
     def filter(self, keep: NDArray[np.bool_]) -> Domains:
         """Keep only some entries of ``indices``; empty domains are removed.
 
@@ -209,87 +190,47 @@ class Domains:
         return Domains(self._labels_of(left), offsets, self.indices[keep])
 
     def _labels_of(self, chosen: NDArray[np.int64]) -> Sequence[str] | NDArray[Any]:
-        if isinstance(self._labels, np.ndarray):
-            return self._labels[chosen]
-        return [self._labels[d] for d in chosen]
+        labels = self._labels
+        return labels[chosen] if isinstance(labels, np.ndarray) else [labels[d] for d in chosen]
 
 
-def as_array(values: Any, name: str) -> NDArray[Any]:
-    """Whatever a user has as an array; an error calls it ``name``."""
+def _most_common(values: Sequence[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]
+
+
+def _as_array(values: Any, name: str) -> NDArray[Any]:
+    """What a user has as an array; an error calls it ``name``."""
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except Exception as error:  # of whatever library or class of the user's
-        raise InputError(f"{name} cannot be made an array ({shown(values)}): {_first(error)}") from error
-
-
-def _first(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"{name} cannot be made an array: {shown(values)}.") from error
 
 
 def _label_values(labels: Any) -> NDArray[Any]:
     """Labels as an integer array, or as an object array of strings."""
-    values = as_array(labels, "labels")
+    values = _as_array(labels, "labels")
     if values.dtype.kind in "US" and not isinstance(labels, np.ndarray):
-        # numpy has turned a None or NaN among strings into the string "None" or "nan"
-        values = np.asarray(labels, dtype=object)
+        values = np.asarray(labels, dtype=object)  # numpy makes None among strings the string "None"
     if values.ndim != 1 or len(values) == 0:
         raise InputError(f"labels have shape {values.shape}; there must be one label per example.")
     if values.dtype.kind in "iu":
         return values
-    if values.dtype.kind == "f":
-        if not (finite := np.isfinite(values)).all():
-            where = int(np.argmin(finite))
-            raise InputError(
-                f"the domain label at position {where} is {values[where]}; every example needs one."
-            )
-        if not (whole := values == np.floor(values)).all():
-            where = int(np.argmin(whole))
-            raise InputError(
-                f"the domain label at position {where} is {values[where]}; use integers or strings."
-            )
-        return values.astype(np.int64)
-    strings = np.empty(len(values), dtype=object)
     for where, value in enumerate(values.tolist()):
         # pandas' NA cannot be compared, so it is known by its type's name
-        if (
-            value is None
-            or type(value).__name__ == "NAType"
-            or (not isinstance(value, str) and value != value)
-        ):
+        if value is None or type(value).__name__ == "NAType" or value != value:
             raise InputError(f"the domain label at position {where} is {value}; every example needs one.")
-        strings[where] = value if isinstance(value, str) else str(value)
-    if values.dtype.kind == "O" and all(type(v) is int for v in values):
-        return strings if any(abs(v) >= 2**63 for v in values) else values.astype(np.int64)
+        if isinstance(value, float) and not value.is_integer():
+            raise InputError(f"the domain label at position {where} is {value}; use integers or strings.")
+    if values.dtype.kind == "f" or all(type(v) is int and -(2**63) <= v < 2**63 for v in values):
+        return values.astype(np.int64)
+    strings = np.empty(len(values), dtype=object)
+    strings[:] = [str(value) for value in values.tolist()]
     return strings
-
-
-def _grouped(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
-    """Distinct labels, offsets and example indices, by one sort of (label, position) packed in 64-bit words.
-
-    Sorting plain words is several times faster than an indirect sort and needs no second array of indices.
-    """
-    n = len(labels)
-    low, high = int(labels.min()), int(labels.max())
-    bits = max(1, (n - 1).bit_length())
-    if (high - low).bit_length() + bits > 64:  # labels such as hashes: number them first
-        distinct, codes = np.unique(labels, return_inverse=True)
-        _, offsets, indices = _grouped(codes)
-        return distinct, offsets, indices
-    words = labels.astype(np.uint64)  # negative labels wrap around; subtracting `low` wraps them back
-    words -= np.uint64(low % 2**64)
-    words <<= np.uint64(bits)
-    words |= np.arange(n, dtype=np.uint64)
-    words.sort()
-    indices = (words & np.uint64(2**bits - 1)).astype(np.int32 if n <= 2**31 else np.int64)
-    words >>= np.uint64(bits)
-    starts = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1]]))
-    distinct = (words[starts] + np.uint64(low % 2**64)).astype(labels.dtype)
-    return distinct, np.append(starts, n).astype(np.int64), indices
 
 
 def _index_array(name: str, indices: Any) -> NDArray[np.int64]:
     """A domain's list of indices as integers."""
-    array = as_array(indices, f"the indices of domain {str(name)!r}")
+    array = _as_array(indices, f"the indices of domain {str(name)!r}")
     if array.dtype.kind == "b":
         raise InputError(f"domain {str(name)!r} is a mask; pass indices instead: `mask.nonzero()[0]`.")
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -246,7 +246,7 @@ class _Collate:
 
     def __call__(self, answer: tuple[_Request, Any]) -> _Loaded:
         request, items = answer
-        parts = items if isinstance(items, InputError) else self.collate(items)
+        parts: Any = items if isinstance(items, InputError) else self.collate(items)
         several = isinstance(parts, (list, tuple))
         weighted = several and len(parts) == 3 and _is_weight(parts[2])
         if not isinstance(parts, InputError) and not (weighted or (several and len(parts) == 2)):

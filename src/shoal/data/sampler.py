@@ -310,9 +310,9 @@ class DomainBatchSampler(Sampler[list[int]]):
             return
         if self._step_is_set:
             raise InputError(
-                f"set_step({self._next}) is in epoch {self._next // self.steps} of {self.steps} steps, but the "
-                f"trainer starts epoch {epoch}; let the trainer set where to resume, or set steps to the whole "
-                "training."
+                f"set_step({self._next}) is in epoch {self._next // self.steps} of {self.steps} steps, but "
+                f"the trainer starts epoch {epoch}; let the trainer set where to resume, or set steps to the "
+                "whole training."
             )
         self._next, self._batch = epoch * self.steps, 0
 
@@ -378,8 +378,8 @@ class WithDomain(Dataset[Any]):
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         if not np.array_equal(np.sort(self.domains.indices), np.arange(len(dataset))):
             raise InputError(
-                f"domains hold {len(self.domains.indices)} entries and the dataset {len(dataset)} examples; each "
-                "example must be in one domain."
+                f"domains hold {len(self.domains.indices)} entries and the dataset {len(dataset)} examples; "
+                "each example must be in one domain."
             )
         self._numbers = np.empty(len(dataset), dtype=np.int64)
         self._numbers[self.domains.indices] = np.repeat(np.arange(len(self.domains)), self.domains.sizes)

@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.errors import InputError, unknown_name
-from shoal.settings import checked
 
-CHUNK = 2**18  # entries dealt with at a time: bounds the memory for temporaries
 HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 
-@checked
 def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -> tuple[Domains, Domains]:
     """Hold out whole domains.
 
@@ -39,10 +36,8 @@ def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -
         The training domains and the held-out domains.
     """
     numbers = domains.numbers(names)
-    if not numbers:
-        raise InputError("no domain is held out; specify at least one.")
-    if len(numbers) == len(domains):
-        raise InputError(f"all {len(domains)} domains are held out; at least one must remain for training.")
+    if not 0 < len(numbers) < len(domains):
+        raise InputError(f"{len(numbers)} of {len(domains)} domains are held out; hold out some, not all.")
     test = domains.select(numbers)
     keep = ~np.isin(domains.indices, test.examples())
     if not keep.any():
@@ -53,7 +48,6 @@ def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -
     return domains.filter(keep), test
 
 
-@checked
 def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
     """Hold out a fraction of the examples of every domain.
 
@@ -77,21 +71,48 @@ def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domain
         without held-out examples are missing in the second, so match the two by name.
     """
     if not 0 < share < 1:
-        raise InputError(f"share={share!r}; it must be between 0 and 1, such as 0.2.")
-    examples = domains.examples()
-    overlap = len(examples) < len(domains.indices)
-    deciding = (
-        _in_smallest_domain(domains, examples) if overlap else np.ones(len(domains.indices), dtype=bool)
-    )
-    held = _share_of_each(domains, deciding, share, seed)
-    if overlap:
+        raise InputError(f"must be between 0 and 1, such as 0.2, got {share!r}.", "share")
+    assigning = assigning_entries(domains)
+    held = _share_of_each(domains, assigning, share, seed)
+    if not assigning.all():
         held = np.isin(domains.indices, domains.indices[held])
-        held = _leave_one(domains, held)
+        # Where overlaps took all of a domain, its first example is given back, in all domains.
+        emptied = np.logical_and.reduceat(held, domains.offsets[:-1])
+        held &= ~np.isin(domains.indices, domains.indices[domains.offsets[:-1][emptied]])
     if not held.any():
-        raise InputError(
-            f"share={share} of {len(examples)} examples in {len(domains)} domains holds out no example."
-        )
+        raise InputError(f"share={share} of these {len(domains)} domains holds out no example.")
     return domains.filter(~held), domains.filter(held)
+
+
+def assigning_entries(domains: Domains) -> NDArray[np.bool_]:
+    """For each entry of ``indices``, whether its domain is the smallest that has the example.
+
+    Of domains of the same size it is the first, so that each example has exactly one such entry.
+    """
+    rank = np.empty(len(domains), dtype=np.int64)
+    rank[np.argsort(domains.sizes, kind="stable")] = np.arange(len(domains))
+    order = np.lexsort((np.repeat(rank, domains.sizes), domains.indices))
+    ordered = domains.indices[order]
+    assigning = np.empty(len(order), dtype=bool)
+    assigning[order] = np.diff(ordered, prepend=-1) > 0
+    return assigning
+
+
+def _share_of_each(
+    domains: Domains, assigning: NDArray[np.bool_], share: float, seed: int
+) -> NDArray[np.bool_]:
+    """Entries held out among the ``assigning`` ones: ``share`` of each domain's, never all of them."""
+    counts = np.add.reduceat(assigning, domains.offsets[:-1], dtype=np.int64)
+    order = permute(key(seed, ORDER), len(domains), np.arange(len(domains)))
+    total = np.floor(np.cumsum(share * counts[order]) + 0.5).astype(np.int64)
+    wanted = np.empty_like(counts)
+    wanted[order] = np.diff(total, prepend=0)
+    wanted = np.minimum(wanted, np.maximum(counts - 1, 0))
+    d = np.repeat(np.arange(len(domains)), counts)
+    place = np.arange(len(d)) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = np.zeros(len(assigning), dtype=bool)
+    held[np.flatnonzero(assigning)] = permute(key(seed, HOLD_OUT, d), counts[d], place) < wanted[d]
+    return held
 
 
 def split(
@@ -111,28 +132,26 @@ def split(
             keep = ~np.isin(entities[rest.indices], entities[test.examples()])
             if not keep.any():
                 raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
-            _warn_of_lost(rest, keep)
+            if not keep.all():
+                lost = np.add.reduceat(~keep, rest.offsets[:-1], dtype=np.int64)
+                hit = np.flatnonzero(lost)
+                each = [f"{lost[n]:,} of {rest.sizes[n]:,} of {rest.names[n]!r}" for n in hit[:5]]
+                warnings.warn(
+                    "not used, because the same entity (group) is in the held-out domain: "
+                    + ", ".join(each)
+                    + (f" and {len(hit) - 5} more domains" if len(hit) > 5 else ""),
+                    stacklevel=3,
+                )
             rest = rest.filter(keep)
-        members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
-        _, held = hold_out_examples(Domains.from_indices(members), share, seed)
+        # The same domains of entities instead of examples, each entity once.
+        pairs = np.stack([np.repeat(np.arange(len(rest)), rest.sizes), entities[rest.indices]])
+        of, members = np.unique(pairs, axis=1)
+        offsets = np.concatenate([[0], np.bincount(of).cumsum()])
+        _, held = hold_out_examples(Domains(rest.names, offsets, members), share, seed)
         away = np.isin(entities[rest.indices], held.examples())
         train, validation = rest.filter(~away), rest.filter(away)
     result = {"train": train, "validation": validation}
     return result if test is None else {**result, "test": test}
-
-
-def _warn_of_lost(domains: Domains, keep: NDArray[np.bool_]) -> None:
-    """Shows how many examples of each domain are not used, because their entity is held out."""
-    lost = np.add.reduceat(~keep, domains.offsets[:-1], dtype=np.int64)
-    if lost.any():
-        each = [f"{lost[n]:,} of {domains.sizes[n]:,} of {domains.names[n]!r}" for n in np.flatnonzero(lost)]
-        more = f" and {len(each) - 5} more domains" if len(each) > 5 else ""
-        warnings.warn(
-            "not used, because the same entity (group) is in the held-out domain: "
-            + ", ".join(each[:5])
-            + more,
-            stacklevel=4,
-        )
 
 
 def last_domain(names: Iterable[str]) -> str:
@@ -154,9 +173,8 @@ def held_out_names(held_out: str | Sequence[str], known: Sequence[str]) -> list[
     names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(map(str, held_out)))
     if not names:
         raise InputError("this dataset needs one or more held-out domains.", "held_out")
-    for name in names:
-        if name not in known:
-            raise unknown_name("domain", name, known, "held_out")
+    if unknown := [name for name in names if name not in known]:
+        raise unknown_name("domain", unknown[0], known, "held_out")
     if len(known) < 2:
         message = f"there is only one domain, {known[0]!r}; holding it out leaves nothing to train on."
         raise InputError(message, "held_out")
@@ -164,44 +182,3 @@ def held_out_names(held_out: str | Sequence[str], known: Sequence[str]) -> list[
         message = f"all {len(known)} domains are held out; nothing is left to train on."
         raise InputError(message, "held_out")
     return names
-
-
-def _in_smallest_domain(domains: Domains, examples: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """For each entry, whether its domain is the smallest that has the example (of equals, the first)."""
-    rank = np.empty(len(domains), dtype=np.int64)
-    rank[np.argsort(domains.sizes, kind="stable")] = np.arange(len(domains))
-    of_entry = np.repeat(rank, domains.sizes)
-    place = np.searchsorted(examples, domains.indices)
-    smallest = np.full(len(examples), len(domains))
-    np.minimum.at(smallest, place, of_entry)
-    is_smallest: NDArray[np.bool_] = of_entry == smallest[place]
-    return is_smallest
-
-
-def _share_of_each(
-    domains: Domains, deciding: NDArray[np.bool_], share: float, seed: int
-) -> NDArray[np.bool_]:
-    """Entries held out among the ``deciding`` ones: ``share`` of each domain's, never all of them."""
-    counts = np.add.reduceat(deciding, domains.offsets[:-1], dtype=np.int64)
-    order = permute(key(seed, ORDER), len(domains), np.arange(len(domains)))
-    total = np.floor(np.cumsum(share * counts[order]) + 0.5).astype(np.int64)
-    wanted = np.empty_like(counts)
-    wanted[order] = np.diff(total, prepend=0)
-    wanted = np.minimum(wanted, np.maximum(counts - 1, 0))
-
-    entries = np.flatnonzero(deciding)
-    first = np.concatenate([[0], np.cumsum(counts)])
-    held = np.zeros(len(deciding), dtype=bool)
-    for start in range(0, len(entries), CHUNK):
-        at = np.arange(start, min(start + CHUNK, len(entries)))
-        d = np.searchsorted(first, at, side="right") - 1
-        held[entries[at]] = permute(key(seed, HOLD_OUT, d), counts[d], at - first[d]) < wanted[d]
-    return held
-
-
-def _leave_one(domains: Domains, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where overlaps took all of a domain, give its first example back, in all domains."""
-    rest = np.add.reduceat(~held, domains.offsets[:-1], dtype=np.int64)
-    emptied = np.flatnonzero(rest == 0)
-    back = domains.indices[domains.offsets[emptied]]
-    return held & ~np.isin(domains.indices, back)

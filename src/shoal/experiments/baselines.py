@@ -7,11 +7,9 @@ selected on validation. A model that is saved is then fitted again to training a
 
 from __future__ import annotations
 
-import json
-import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -24,17 +22,16 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from shoal.data.batch import DomainData, TensorData, known_labels
 from shoal.data.domains import Domains
-from shoal.data.folders import VARIABLE
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.run import _loaded, of_same_run
+from shoal.experiments.run import data_of, of_same_run
 from shoal.experiments.search import Space
 from shoal.models.baseline import LEAST, Baseline, BoostedBaseline, Coefficients, LinearBaseline
 from shoal.settings import Range, check, log2, log10, search_space
+from shoal.training.callbacks import Point
 from shoal.training.card import with_card
 from shoal.training.evaluate import Scores, scored
-from shoal.training.callbacks import Point
 from shoal.training.journal import Journal
 from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
 from shoal.training.processes import Processes
@@ -73,13 +70,9 @@ class RidgeSettings:
 SETTINGS: dict[str, type] = {MAJORITY: object, BOOSTING: BoostingSettings}
 SETTINGS |= {LOGISTIC: LogisticSettings, RIDGE: RidgeSettings}
 SPACES: dict[str, Space] = {name: search_space(taken) for name, taken in SETTINGS.items()}
-TREES, LOOK = 200, 20
-"""The most rounds of boosting, and after how many the model is evaluated. A round is one tree, or
-one for each class where there are more than two."""
-FEWEST, CELLS = 40, 10**9
-"""The fewest rounds, and how many cells of a table all rounds may read: some ten seconds of one core."""
-BINS = 2**15
-"""Of the histograms of all features together: 255 each up to 128 features, 31 at the least."""
+TREES, EVALUATED = 200, 20
+"""The rounds of boosting, and after how many the model is evaluated. A round is one tree, or one for each
+class where there are more than two."""
 ON_CARD = ("dataset", "algorithm", "label", "data_options", "settings", "metric", "select")
 """Of a configuration; the rest has no part in a baseline, the seed included."""
 ONE_THREAD = 20_000
@@ -89,6 +82,13 @@ ONE_THREAD = 20_000
 def names(classes: int | None) -> tuple[str, ...]:
     """From the simplest to the most complex."""
     return MAJORITY, RIDGE if classes is None else LOGISTIC, BOOSTING
+
+
+def possible(data: DomainData, own: bool) -> tuple[str, ...]:
+    """The baselines of a comparison on these data; ``own``: a file or folder of the user's."""
+    if applies(data):
+        return names(data.classes)
+    return (MAJORITY,) if own and labels_alone(data) is not None else ()
 
 
 def applies(data: DomainData) -> bool:
@@ -111,7 +111,7 @@ def is_one(config: RunConfig) -> bool:
 
 
 def check_baseline(config: RunConfig) -> None:
-    """Refuses settings that the baseline does not have."""
+    """Refuse settings that the baseline does not have."""
     check(SETTINGS[config.algorithm], config.settings, config.algorithm)
 
 
@@ -143,7 +143,7 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
             rule=f"{record.rule}, refitted with the validation data",
             seconds=round(record.seconds + last.seconds, 3),
         )
-    written: dict[str, Any] = {"run": config.to_dict(), "how": {}, **surroundings(processes.device)}
+    written: dict[str, Any] = {"run": config.to_dict(), "options": {}, **surroundings(processes.device)}
     with Journal(folder, processes, config=written) as journal:
         journal.begin(written)
         journal.restore()
@@ -157,31 +157,33 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
     return replace(record, files=sums)
 
 
+def _data(config: RunConfig) -> DomainData:
+    with warnings.catch_warnings(action="ignore"):  # whoever planned the runs has shown them
+        return data_of(config, torch.device("cpu"))
+
+
 def _run(config: RunConfig, data: DomainData, refit: int = 0) -> tuple[RunRecord, Baseline]:
     """The record, and the model after all rounds; ``refit``: so many, with the validation examples."""
-    check_baseline(config)
-    began = time.perf_counter()
+    start = time.perf_counter()
     if not applies(data):
         raise InputError(f"{config.algorithm} requires tabular data, and {config.dataset!r} is not tabular.")
-    if config.algorithm not in (possible := names(data.classes)):
+    if config.algorithm not in (known := names(data.classes)):
         what = "numbers" if data.classes is None else "classes"
-        raise InputError(f"{config.algorithm} does not predict {what}; use {' or '.join(possible)}.")
+        raise InputError(f"{config.algorithm} does not predict {what}; use {' or '.join(known)}.")
     examples: Any = data.examples
     x, y, rows = examples.x.cpu().numpy(), examples.y.cpu().numpy(), data.splits["train"].examples()
     if refit:
         rows = np.union1d(rows, data.splits["validation"].examples())
         data = replace(data, splits={k: v for k, v in data.splits.items() if k != "validation"})
     boosted = config.algorithm == BOOSTING
-    rounds = refit or (_rounds(len(rows), x.shape[1], data.classes) if boosted else 1)
-    every = refit or (LOOK if boosted else 1)
-    model = _fit(config, x[rows], y[rows], data.classes, rounds)
+    model = _fit(config, x[rows], y[rows], data.classes, refit or TREES)
+    every = refit or (EVALUATED if boosted else 1)
     points, best = list[Point](), 0
     for values in model.values(x, every):
         scores = _scores(data, config.metric, y, model.logits(values))
         points.append(Point(every * (len(points) + 1), 0, scores["train"].loss or 0.0, scores))
         if "validation" not in scores or scores["validation"].better_than(points[best].scores["validation"]):
             best = len(points) - 1
-    fewer = f"{rounds} rounds instead of {TREES}, for a table of this size"
     versions = {name: metadata.version(name) for name in ("scikit-learn", "lightgbm")}
     record = RunRecord(
         config=config,
@@ -189,19 +191,11 @@ def _run(config: RunConfig, data: DomainData, refit: int = 0) -> tuple[RunRecord
         history=tuple(point.to_dict() for point in points),
         selected=best,
         rule="best on validation" if "validation" in data.splits else "last step",
-        seconds=round(time.perf_counter() - began, 3),
+        seconds=round(time.perf_counter() - start, 3),
         environment=environment(torch.device("cpu")) | versions,
-        notes={**data.notes, **({"boosting": fewer} if boosted and rounds < TREES else {})},
+        notes=data.notes,
     )
     return record, model
-
-
-def _data(config: RunConfig) -> DomainData:
-    options = json.dumps(dict(config.data_options), sort_keys=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever planned the runs has shown them
-        root = os.environ.get(VARIABLE)
-        return _loaded(config.dataset, options, config.holdout, torch.device("cpu"), root)
 
 
 def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> dict[str, Scores]:
@@ -228,12 +222,6 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
     return scores
 
 
-def _rounds(rows: int, features: int, classes: int | None) -> int:
-    """How many rounds a table of this size gets: a round costs about 5,000 rows more than it reads."""
-    cells = (rows + 5000) * features * (classes if classes and classes > 2 else 1)
-    return min(max(CELLS // cells // LOOK * LOOK, FEWEST), TREES)
-
-
 def _fit(config: RunConfig, x: Array, y: Array, classes: int | None, rounds: int) -> Baseline:
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -248,9 +236,8 @@ def _fit(config: RunConfig, x: Array, y: Array, classes: int | None, rounds: int
     codes = np.searchsorted(known, y) if known else y
     try:
         if config.algorithm == BOOSTING:
-            return BoostedBaseline(
-                _boosted(x, codes, len(known), settings, rounds), x.shape[1], classes, known
-            )
+            text = _boosted(x, codes, len(known), rounds, settings)
+            return BoostedBaseline(text, x.shape[1], classes, known)
         model: Any = LogisticRegression(max_iter=1000, **settings) if known else Ridge(**settings)
         with warnings.catch_warnings(action="ignore"), threadpool_limits(1 if len(x) < ONE_THREAD else None):
             model.fit(x, codes)  # solvers warn where they would go on
@@ -265,16 +252,14 @@ def _linear(weight: Array, bias: Array, classes: int | None, known: Sequence[int
     return LinearBaseline(content.encode(), weight.shape[1], classes, known)
 
 
-def _boosted(x: Array, y: Array, known: int, settings: Mapping[str, Any], rounds: int) -> bytes:
+def _boosted(x: Array, y: Array, known: int, rounds: int, settings: dict[str, Any]) -> bytes:
     """The text of the model that LightGBM fits, the same on every machine."""
     import lightgbm
 
-    options: dict[str, Any] = {"objective": "binary" if known else "regression", **settings}
-    if known > 2:
-        options |= {"objective": "multiclass", "num_class": known}
-    options |= {"max_bin": min(max(BINS // x.shape[1], 31), 255), "verbosity": -1}
-    options |= {"deterministic": True, "force_row_wise": True, "seed": 0}
-    options |= {"num_threads": 1 if len(x) < ONE_THREAD else 0}
+    options = {"objective": "regression", "verbosity": -1, "deterministic": True, "force_row_wise": True}
+    options |= {"objective": "binary"} if known == 2 else {}
+    options |= {"objective": "multiclass", "num_class": known} if known > 2 else {}
+    options |= {"seed": 0, "num_threads": 1 if len(x) < ONE_THREAD else 0, **settings}
     try:
         return lightgbm.train(options, lightgbm.Dataset(x, y), rounds).model_to_string().encode()
     except lightgbm.basic.LightGBMError as error:

@@ -6,15 +6,16 @@ import importlib
 import os
 import signal
 import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import End, count_jobs, run_in_worker
+from shoal.experiments.execute import Lost, Warnings, count_jobs, run_in_worker
 from shoal.experiments.store import Store
-from shoal.training.stopping import Interrupted
 
 QUEUED = 1000
 """Most runs that are submitted to Ray at a time, including active ones."""
@@ -22,7 +23,7 @@ GRACE = 15.0
 """Seconds in which cancelled runs may save their state."""
 
 
-class RayWorkers:
+class RayPool:
     """Each run is a task of a Ray cluster: of the one at ``RAY_ADDRESS``, else of one that is started here.
 
     A run reserves one CPU and, if the cluster has GPUs and ``device`` is not ``"cpu"``, one GPU. The folder
@@ -30,7 +31,9 @@ class RayWorkers:
     retries nothing; if this process is killed, Ray ends its tasks.
     """
 
-    def __init__(self, store: Store, device: str | None, jobs: int | None, how: dict[str, Any]) -> None:
+    def __init__(
+        self, store: Store, device: str | None, jobs: int | None, options: Mapping[str, Any]
+    ) -> None:
         self.ray = load_ray()
         self.connected_before = self.ray.is_initialized()
         if not self.connected_before:
@@ -40,42 +43,38 @@ class RayWorkers:
         except InputError:
             self.close()
             raise
-        variables = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
         store.folder.mkdir(parents=True, exist_ok=True)
+        variables = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
         # A worker sees no GPU but its own.
-        self.args = store, "cuda:0" if gpus else "cpu", how, os.getcwd(), shoal.__version__, variables
+        self.args = store, "cuda:0" if gpus else "cpu", options, os.getcwd(), shoal.__version__, variables
         self.task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
-        self.active: dict[Any, RunConfig] = {}
-        self.most = jobs or QUEUED
+        self.size = jobs or QUEUED
+        self.active: dict[Future[Warnings], Any] = {}
 
-    def free(self) -> bool:
-        return len(self.active) < self.most
+    def submit(self, config: RunConfig) -> Future[Warnings]:
+        task = self.task.remote(config, *self.args)
+        outcome, future = task.future(), Future[Warnings]()
+        self.active[future] = task
 
-    def submit(self, config: RunConfig) -> None:
-        self.active[self.task.remote(config, *self.args)] = config
+        def ended(outcome: Future[Warnings]) -> None:
+            self.active.pop(future, None)
+            error: Any = outcome.exception()
+            if error is None:
+                future.set_result(outcome.result())
+            elif isinstance(error, self.ray.exceptions.RayTaskError):
+                future.set_exception(error.cause)
+            else:
+                future.set_exception(Lost(type(error).__name__))
 
-    def wait(self) -> list[End]:
-        self.ray.wait(list(self.active), timeout=1.0)
-        ready, _ = self.ray.wait(list(self.active), num_returns=len(self.active), timeout=0)
-        return [self._end(ref, self.active.pop(ref)) for ref in ready]
-
-    def _end(self, ref: Any, config: RunConfig) -> End:
-        errors = self.ray.exceptions
-        try:
-            end: End = self.ray.get(ref)
-            return end
-        except errors.RayTaskError as error:
-            if isinstance(error.cause, OSError | InputError | ImportError):  # this concerns all runs
-                raise error.cause from None
-            return End(config, f"{type(error.cause).__name__}: {error.cause}", killed=True)
-        except errors.RayError as error:
-            return End(config, type(error).__name__, killed=True)
+        outcome.add_done_callback(ended)
+        return future
 
     def stop(self) -> None:
-        for ref in self.active:
-            self.ray.cancel(ref)
-        if self.active:
-            self.ray.wait(list(self.active), num_returns=len(self.active), timeout=GRACE)
+        tasks = list(self.active.values())
+        for task in tasks:
+            self.ray.cancel(task)
+        if tasks:
+            self.ray.wait(tasks, num_returns=len(tasks), timeout=GRACE)
 
     def close(self) -> None:
         if not self.connected_before:
@@ -123,11 +122,11 @@ def _work(
     config: RunConfig,
     store: Store,
     device: str,
-    how: dict[str, Any],
+    options: Mapping[str, Any],
     home: str,
     version: str,
     variables: dict[str, str],
-) -> End:
+) -> Warnings:
     """What a Ray worker does. An InputError ends the whole execution: the node cannot do any run."""
     import torch
 
@@ -141,7 +140,4 @@ def _work(
         os.chdir(home)
     if device == "cpu":  # a run per core gains more than several threads per run
         torch.set_num_threads(1)
-    try:
-        return run_in_worker(config, store, device, how)
-    except Interrupted:
-        return End(config, "it was stopped by a signal", killed=True)
+    return run_in_worker(config, store, device, options)

@@ -4,9 +4,9 @@ The tests are in :mod:`shoal.experiments.shift_tests`. Over all tests p is corre
 any shift, the chance of one significant test or more is at most ``LEVEL``. Entities are what is independent:
 tests permute them, cross-validation keeps their rows together, and intervals of the gap are by entity.
 
-ERM is logistic or ridge regression on smooth features of the inputs, fitted to all domains together; its
-gradients have a closed form. Images and text are seen through pooled pixels and counts of tokens. All sizes
-are bounded, and nothing depends on the speed of the machine.
+The gap is that of a linear model or of gradient boosting, fitted to all domains together, and is reported
+only if the model predicts better than a constant. Images and text are seen through pooled pixels and counts
+of tokens. All sizes are bounded, and nothing depends on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -23,30 +23,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.data.batch import DomainData, Examples, InMemory, collate_of, tensors_in
-from shoal.data.loader import seeded, to_device
-from shoal.data.sampler import key, permute
-from shoal.data.splits import _in_smallest_domain
+from shoal.data.batch import DomainData, Examples, batch_of, tensors_in
+from shoal.data.loader import seeded
+from shoal.data.splits import assigning_entries
 from shoal.data.table import Category, Preprocessing
 from shoal.errors import InputError
-from shoal.experiments import statistics
+from shoal.experiments import shift_tests as tests
 from shoal.experiments.protocol import all_domains
-from shoal.experiments.shift_tests import (
-    LEVEL,
-    PERMUTATIONS,
-    Rows,
-    Test,
-    agreement_test,
-    column_test,
-    cross_fitted,
-    domain_test,
-    label_test,
-    linear_model,
-    one_hot,
-    permuted,
-    relation_test,
-    smooth,
-)
+from shoal.experiments.shift_tests import LEVEL, PERMUTATIONS, Rows, Test, one_hot, permuted, smooth
+from shoal.experiments.statistics import holm, mean_interval, t_limit
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -57,11 +42,10 @@ COLUMNS = 256
 """Inputs with more features are tested as a whole and not per column."""
 WORDS, SIDE = 256, 8
 """Counted remainders of tokens; side of images after pooling."""
-REPEATS = 3
-"""Random groups that are held out instead of each domain."""
+REPEATS = 10
+"""Times that random groups are held out instead of the domains."""
 SURE = 2.6
 """Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
-TAKE, PICK = 41, 42  # what a key is for
 
 
 class Column(NamedTuple):
@@ -79,9 +63,12 @@ class Sample:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     rows: Rows
-    columns: tuple[Column, ...]
-    class_names: tuple[str, ...]
-    rest: dict[str, Any]
+    columns: tuple[Column, ...] = ()
+    class_names: tuple[str, ...] = ()
+    rest: Mapping[str, Any] | None = None
+
+    def label(self, code: int) -> str:
+        return self.class_names[code] if self.class_names else str(code)
 
 
 def diagnose(
@@ -94,18 +81,18 @@ def diagnose(
 ) -> dict[str, Any]:
     """What :func:`shoal.diagnose` computes, of a dataset that is loaded, as plain data."""
     start, report = time.perf_counter(), progress or (lambda phase, done, total: None)
-    sample = draw(data, seed, examples, max_domains, report)
-    report("testing for shifts", 0, 2)
-    tests, found = shifts(sample.rows, seed)
-    report("testing for shifts", 1, 2)
-    gaps = generalization_gaps(sample, seed)
+    sample = draw(data, seed, examples, max_domains)
+    report("testing for shifts", 0, 3)
+    every, found = shifts(sample.rows, seed)
+    report("testing for shifts", 1, 3)
     more, gradients = gradient_agreement(sample, seed)
-    report("testing for shifts", 2, 2)
-    tests += more
-    adjusted = statistics.holm([test.p for test in tests])
+    report("testing for shifts", 2, 3)
+    gap = generalization_gap(sample, seed)
+    report("testing for shifts", 3, 3)
+    every += more
     results = [
         {**test._asdict(), "adjusted": p, "significant": p <= LEVEL}
-        for test, p in zip(tests, adjusted, strict=True)
+        for test, p in zip(every, holm([test.p for test in every]), strict=True)
     ]
     significant = [test["name"] for test in results if test["significant"]]
     return {
@@ -114,14 +101,13 @@ def diagnose(
         "domains": described_domains(sample),
         "examples": len(sample.rows.x),
         "entities": None if data.entities is None else len(np.unique(sample.rows.entities)),
-        **sample.rest,
+        **(sample.rest or {}),
         "tests": results,
         "significant": significant,
-        "effects": {name: found[name] for name in ("total_variation", "overlap", "relation_tested")},
+        "effects": {name: found[name] for name in ("overlap", "relation_tested")},
         "columns": described_columns(sample, found, significant),
         "confusion": found["confusion"].round(6).tolist(),
-        "gaps": gaps[:-1],
-        "average": gaps[-1],
+        **gap,
         "gradients": gradients,
         "settings": {"seed": seed, "permutations": PERMUTATIONS, "level": LEVEL, "least": LEAST},
         "seconds": round(time.perf_counter() - start, 3),
@@ -131,75 +117,53 @@ def diagnose(
 # The sample
 
 
-def draw(data: DomainData, seed: int, examples: int, most: int, report: Progress) -> Sample:
+def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
     """Some domains of at least ``LEAST`` examples and about equally many examples of each, by ``seed``."""
     every = all_domains(data)
     if len(every) < 2:
         raise InputError(f"there is one domain, {every.names[0]!r}; at least two are required.")
     distinct = every.examples()
     overlapping = len(every.indices) - len(distinct)
-    own = every.filter(_in_smallest_domain(every, distinct)) if overlapping else every
+    own = every.filter(assigning_entries(every)) if overlapping else every
     large = np.flatnonzero(own.sizes >= LEAST)
     if len(large) < 2:
         raise InputError(
             f"of {len(own)} domains {len(large) or 'none'} has at least {LEAST} examples of its own; "
             "a diagnosis compares at least two of that size."
         )
-    picked = np.sort(large[permute(key(seed, PICK), len(large), np.arange(min(most, len(large))))])
-    taken = _shares(own.sizes[picked], max(examples, LEAST * len(picked)))
-    index = np.concatenate(
-        [
-            own.indices_of(d)[permute(key(seed, TAKE, d), int(own.sizes[d]), np.arange(count))]
-            for d, count in zip(picked.tolist(), taken, strict=True)
-        ]
-    ).astype(np.int64)
+    rng = np.random.default_rng(seed)
+    picked = np.sort(rng.permutation(large)[:most])
+    caps = np.arange(LEAST, max(examples, LEAST * len(picked)) + 1)  # of a domain, so that all are within it
+    fits = np.minimum(own.sizes[picked][:, None], caps).sum(0) <= caps[-1]
+    taken = np.minimum(own.sizes[picked], caps[fits][-1])
+    drawn = [rng.permutation(own.indices_of(int(d)))[:n] for d, n in zip(picked, taken, strict=True)]
+    index = np.concatenate(drawn).astype(np.int64)
     if isinstance(data.examples, Examples):  # no method is evaluated: rows may be those of any split
         data = replace(data, examples=data.examples.unguarded())
-    x, y = _loaded(data.split_as({"test": own}, {}), index, seed, report)
+    with seeded(seed):
+        x, y = batch_of(data.split_as({"test": own}, {}).examples, index)[:2]
+    y = torch.as_tensor(y).cpu()
     if y.ndim != 1:
         raise InputError(
             f"labels have shape {tuple(y.shape[1:])} each; there must be one number per example."
         )
     columns = columns_of(data, x)
-    entities = np.arange(len(index)) if data.entities is None else data.entities[index]
-    domains, of_columns = np.repeat(np.arange(len(picked)), taken), [column.features for column in columns]
-    labels = y.double().numpy() if data.classes is None else y.long().numpy()
-    return Sample(
-        names=tuple(own.names[d] for d in picked),
-        sizes=tuple(int(own.sizes[d]) for d in picked),
-        rows=Rows(features(x), labels, data.classes, domains, entities, of_columns),
-        columns=columns,
-        class_names=data.class_names,
-        rest={
-            "too_small": {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
-            "not_drawn": len(large) - len(picked),
-            "examples_in_all": len(distinct),
-            "overlapping": overlapping,
-        },
+    rows = Rows(
+        x=features(x),
+        labels=y.double().numpy() if data.classes is None else y.long().numpy(),
+        classes=data.classes,
+        domains=np.repeat(np.arange(len(picked)), taken),
+        entities=np.arange(len(index)) if data.entities is None else data.entities[index],
+        columns=[column.features for column in columns],
     )
-
-
-def _shares(sizes: Array, total: int) -> list[int]:
-    """How many of each, ``total`` in all at most: small ones whole, the others equally many."""
-    left, shares = total, [0] * len(sizes)
-    for done, d in enumerate(np.argsort(sizes, kind="stable").tolist()):
-        shares[d] = min(int(sizes[d]), left // (len(sizes) - done))
-        left -= shares[d]
-    return shares
-
-
-def _loaded(data: DomainData, index: Array, seed: int, report: Progress) -> tuple[Any, Tensor]:
-    examples: Any = data.examples
-    if isinstance(examples, InMemory):
-        x, y = examples.batch(torch.as_tensor(index, device=examples.device))[:2]
-    else:
-        read = []
-        with seeded(seed):
-            for i in index:
-                read.append(examples[int(i)])
-                report("reading examples", len(read), len(index))
-            x, y = collate_of(examples)(read)[:2]
-    return to_device(x, "cpu"), torch.as_tensor(y).cpu()
+    rest = {
+        "too_small": {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
+        "not_drawn": len(large) - len(picked),
+        "examples_in_all": len(distinct),
+        "overlapping": overlapping,
+    }
+    names, sizes = tuple(own.names[d] for d in picked), tuple(int(own.sizes[d]) for d in picked)
+    return Sample(names, sizes, rows, columns, data.class_names, rest)
 
 
 def features(x: Any) -> Array:
@@ -217,7 +181,7 @@ def features(x: Any) -> Array:
         parts = [F.adaptive_avg_pool2d(leaf, SIDE) if leaf.ndim == 4 else leaf for leaf in leaves]
     if not parts:
         raise InputError(f"inputs are {type(x).__name__} without tensors; they cannot be tested.")
-    found = torch.cat([part.reshape(len(part), -1) for part in parts], 1).double().numpy()
+    found = torch.cat([part.reshape(len(part), -1) for part in parts], 1).double().cpu().numpy()
     if not np.isfinite(found).all():
         raise InputError("some inputs are not finite numbers; clean them first.")
     scale = found.std(0)
@@ -239,7 +203,7 @@ def columns_of(data: DomainData, x: Any) -> tuple[Column, ...]:
                 plain = step.width - missing
                 names = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing
             columns.append((step.name, names))
-    varies = x.double().std(0, correction=0).numpy() > 1e-9
+    varies = x.double().std(0, correction=0).cpu().numpy() > 1e-9
     found, start = [], 0
     for name, parts in columns:
         if own := [n for n in range(len(parts)) if varies[start + n]]:
@@ -258,49 +222,38 @@ def shifts(rows: Rows, seed: int) -> tuple[list[Test], dict[str, Any]]:
     P(y | x) changes with the shares of labels alone. Where these differ (p at most ``LEVEL``), the test of
     the relation is therefore whether it changes by more than an offset per domain.
     """
-    folds, units = rows.folds(seed), rows.units
+    folds, units, codes = rows.folds(seed), rows.units, one_hot(rows.codes)
     groupings = permuted(rows.domains, units, (seed, 1))
-    labels, shares = label_test(rows, groupings)
-    inputs, guesses = domain_test("inputs", smooth(rows.x, seed=seed), groupings, folds)
-    usual = (one_hot(units).T @ one_hot(rows.codes)).argmax(1)  # the most frequent label of a unit
-    joint = smooth(rows.x, one_hot(rows.codes), seed)
-    given, _ = domain_test(
-        "inputs within labels", joint, permuted(rows.domains, units, (seed, 2), usual), folds
-    )
-    tests = [labels, inputs, given]
-    found: dict[str, Any] = {"column_shares": (), "column_p": ()}
-    if rows.columns:
-        columns, found["column_shares"], found["column_p"] = column_test(rows, groupings)
-        tests.append(columns)
-    relation, found["relation_p"], found["overlap"] = relation_test(
-        rows, folds, prevalence=labels.p <= LEVEL, seed=seed
-    )
-    found["relation_tested"] = relation.deviation > 0
-    overall = one_hot(rows.codes).mean(0)
-    found["total_variation"] = float((np.abs(shares - overall).sum(1) / 2).max())
-    member = one_hot(rows.domains)
-    found["confusion"] = member.T @ np.eye(member.shape[1])[guesses] / member.sum(0)[:, None]
-    return [*tests, relation], found
+    labels, member = tests.label_test(rows, groupings), one_hot(rows.domains)
+    inputs, guesses = tests.domain_test("inputs", smooth(rows.x, seed), groupings, folds)
+    usual = (one_hot(units).T @ codes).argmax(1)  # the most frequent label of a unit
+    joint = smooth(np.hstack([rows.x, *(rows.x * label[:, None] for label in codes.T)]), seed)
+    within = permuted(rows.domains, units, (seed, 2), usual)
+    given, _ = tests.domain_test("inputs within labels", joint, within, folds)
+    relation, relation_p, overlap = tests.relation_test(rows, folds, offsets=labels.p <= LEVEL, seed=seed)
+    found: dict[str, Any] = {
+        "relation_p": relation_p,
+        "overlap": overlap,
+        "relation_tested": relation.deviation > 0,
+        "confusion": member.T @ np.eye(member.shape[1])[guesses] / member.sum(0)[:, None],
+    }
+    if not rows.columns:
+        return [labels, inputs, given, relation], found
+    columns, found["column_shares"], found["column_p"] = tests.column_test(rows, groupings)
+    return [labels, inputs, given, columns, relation], found
 
 
 def described_domains(sample: Sample) -> list[dict[str, Any]]:
     """Size and labels of each domain: shares of classes, or mean and standard deviation."""
-    raw, found = sample.rows.labels, []
+    rows, found = sample.rows, []
     for d, (name, size) in enumerate(zip(sample.names, sample.sizes, strict=True)):
-        own = sample.rows.domains == d
-        if sample.rows.classes is None:
-            labels = {"mean": float(raw[own].mean()), "sd": float(raw[own].std(ddof=1))}
-        else:
-            labels = {_class(sample, c): float(np.mean(raw[own] == c)) for c in np.unique(raw)}
-        entities = len(np.unique(sample.rows.entities[own]))
-        found.append(
-            {"name": name, "size": size, "taken": int(own.sum()), "entities": entities, "labels": labels}
-        )
+        own = rows.labels[rows.domains == d]
+        labels = {"mean": float(own.mean()), "sd": float(own.std(ddof=1))}
+        if rows.classes is not None:
+            labels = {sample.label(c): float(np.mean(own == c)) for c in np.unique(rows.labels)}
+        entities = len(np.unique(rows.entities[rows.domains == d]))
+        found.append({"name": name, "size": size, "taken": len(own), "entities": entities, "labels": labels})
     return found
-
-
-def _class(sample: Sample, code: int) -> str:
-    return sample.class_names[code] if sample.class_names else str(code)
 
 
 def described_columns(
@@ -329,7 +282,7 @@ def described_columns(
                 "relation_p": float(found["relation_p"][n]),
                 "changes": changes,
                 "flips": changes and bool(z.max() > SURE and z.min() < -SURE),
-                "label": _class(sample, int(classes[label])) if len(classes) else "",
+                "label": sample.label(int(classes[label])) if len(classes) else "",
                 "correlations": {d: round(float(r), 6) for d, r in zip(sample.names, cells, strict=True)},
             }
         )
@@ -345,89 +298,122 @@ def _correlations(x: Array, y: Array) -> Array:
 
 def _differs_most(x: Array, domains: Sequence[Array], column: Column, names: Sequence[str]) -> dict[str, Any]:
     """The domain and the feature that differ most from the rest, in level or in spread (of |ln ratio|)."""
-    best, found = -1.0, dict[str, Any]()
+    found: list[tuple[float, dict[str, Any]]] = []
     for feature, part in zip(column.features, column.parts, strict=True):
         values = x[:, feature]
         yes = len(np.unique(values)) == 2
-        shown = (values > values.mean()) * 1.0 if yes else values
         for name, own in zip(names, domains, strict=True):
-            level = abs(float(values[own].mean() - values[~own].mean()))
-            spread = [max(float(values[side].std()), 1e-3) for side in (own, ~own)]
-            ratio = 0.0 if yes else abs(math.log(spread[0] / spread[1])) / 2
-            if max(level, ratio) > best:
-                best, measure = max(level, ratio), np.std if ratio > level else np.mean
-                there, elsewhere = (round(float(measure(shown[side])), 6) for side in (own, ~own))
-                found = {"domain": name, "part": part, "there": there, "elsewhere": elsewhere}
-                found["measure"] = "share" if yes else "sd" if ratio > level else "mean"
-    return found
+            level, spread = ([float(of(values[side])) for side in (own, ~own)] for of in (np.mean, np.std))
+            size, measure, ends = abs(level[0] - level[1]), "mean", level
+            ratio = abs(math.log(max(spread[0], 1e-3) / max(spread[1], 1e-3))) / 2
+            if yes:
+                measure, ends = (
+                    "share",
+                    [float(np.mean(values[side] > values.mean())) for side in (own, ~own)],
+                )
+            elif ratio > size:
+                size, measure, ends = ratio, "sd", spread
+            about = {"domain": name, "part": part, "measure": measure}
+            found.append((size, about | {"there": round(ends[0], 6), "elsewhere": round(ends[1], 6)}))
+    return max(found, key=lambda one: one[0])[1]
 
 
 # ERM
 
 
-def generalization_gaps(sample: Sample, seed: int) -> list[dict[str, Any]]:
-    """ERM in held-out domains, and with random groups of as many entities held out instead; the average last.
+def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
+    """The score in held-out domains, against that where random groups of as many entities are held out.
 
-    A score is the accuracy, or R². Each example is predicted by models that were not fitted to its entity,
-    once without its whole domain and ``REPEATS`` times without a random group. Intervals are those of the
-    paired difference, by entity, and of models fitted without other groups; that of the average is about
-    these domains.
+    A score is the accuracy, or R². The model is the linear one or boosting, whichever predicts entities that
+    it was not fitted to better; if neither is better than a constant (by entity, 95 %), there is no gap.
+    Each example is predicted once without its whole domain and ``REPEATS`` times without a random group.
+
+    The standard error is the larger of two: that of the paired differences by entity, and that of the same
+    differences for random groups, which have no gap. The former lacks that all rows of a domain are predicted
+    by the same model, the latter that domains may differ.
     """
     rows = sample.rows
-    x, targets = smooth(rows.x, seed=seed), rows.targets
-    model = linear_model(targets, 1.0)
+    x, targets, count = tests.reduced(rows.x, seed), rows.targets, len(sample.names)
 
-    def scores(groups: Array) -> Array:
+    def scores(model: Any, groups: Array) -> Array:
         folds = []
-        for d in range(len(sample.names)):
+        for d in range(count):
             others = ~np.isin(rows.entities, rows.entities[groups == d])  # nor other rows of its entities
             train = others if others.any() else groups != d
             folds.append((np.flatnonzero(train), np.flatnonzero(groups == d)))
-        guess = cross_fitted(model, x, targets, folds)
-        if rows.classes is None:
-            return np.asarray(1 - (targets - guess)[:, 0] ** 2)
-        return (guess.argmax(1) == targets.argmax(1)).astype(np.float64)
+        return _scores(tests.cross_fitted(model, x, targets, folds), targets)
 
     random = permuted(rows.domains, rows.units, (seed, 5))[1 : 1 + REPEATS]
-    repeats, without = np.array([scores(groups) for groups in random]), scores(rows.domains)
-    within, count = repeats.mean(0), len(sample.names)
-    means = np.array([repeats[:, rows.domains == d].mean(1) for d in range(count)])  # domain, repeat
-    over_models = float(means.var(1, ddof=1).mean()) * (1 + 1 / REPEATS)
-    over_models *= statistics.t_limit(0.95, count * (REPEATS - 1)) ** 2
-    found, halves = [], []
+    models = {"a linear model": tests.linear_model(targets)}
+    models |= {"gradient boosting": tests.boosting(targets, seed)}
+    first = {name: scores(model, random[0]) for name, model in models.items()}
+    best = max(first, key=lambda name: float(first[name].mean()))
+    constant = _scores(np.broadcast_to(targets.mean(0), targets.shape), targets)
+    low = mean_interval(first[best] - constant, rows.entities).low
+    about = {"name": best, "score": float(first[best].mean()), "constant": float(constant.mean())}
+    if low is None or low <= 0:
+        return {"model": {**about, "learned": False}, "gaps": [], "average": None}
+
+    each = np.array([first[best], *(scores(models[best], groups) for groups in random[1:])])
+    without, within = scores(models[best], rows.domains), each.mean(0)
+    own = one_hot(rows.domains).T
+    gaps = own @ (within - without) / own.sum(1)
+    by_chance = np.array(
+        [
+            one_hot(groups).T @ (each.sum(0) - REPEATS * score) / (REPEATS - 1) / np.bincount(groups)
+            for groups, score in zip(random, each, strict=True)
+        ]
+    )
+    entity = np.array([_se(within - without, rows.entities, rows.domains == d) for d in range(count)])
+    found = []
     for d, name in enumerate(sample.names):
-        own = rows.domains == d
-        gap, low, _, _ = statistics.mean_interval((within - without)[own], rows.entities[own])
-        halves.append(math.inf if low is None else math.hypot(gap - low, math.sqrt(over_models)))
-        ends = (None, None) if low is None else (gap - halves[-1], gap + halves[-1])
-        found.append(_gap(name, float(within[own].mean()), float(without[own].mean()), *ends))
-    both = np.mean([(gap["in_domain"], gap["held_out"]) for gap in found], 0)
-    half, gap = math.hypot(*halves) / len(halves), float(both[0] - both[1])
-    ends = (gap - half, gap + half) if math.isfinite(half) else (None, None)
-    return [*found, _gap("average", *both.tolist(), *ends)]
+        scored = {
+            "in_domain": float(within[own[d] > 0].mean()),
+            "held_out": float(without[own[d] > 0].mean()),
+        }
+        found.append({"name": name, **scored, **_interval(gaps[d], entity[d], by_chance[:, d])})
+    average: dict[str, Any] = {
+        what: float(np.mean([gap[what] for gap in found])) for what in ("in_domain", "held_out")
+    }
+    average |= _interval(gaps.mean(), math.hypot(*entity) / count, by_chance.mean(1))
+    return {"model": {**about, "learned": True}, "gaps": found, "average": {"name": "average", **average}}
 
 
-def _gap(name: str, within: float, without: float, low: float | None, high: float | None) -> dict[str, Any]:
-    scores = {"in_domain": within, "held_out": without, "gap": within - without}
-    return {"name": name, **scores, "low": low, "high": high}
+def _scores(guess: Array, targets: Array) -> Array:
+    """Whether each class is right, or how much of the variance of the label is explained (its mean is R²)."""
+    if targets.shape[1] == 1:
+        return np.asarray(1 - (targets - guess)[:, 0] ** 2)
+    return (guess.argmax(1) == targets.argmax(1)).astype(np.float64)
+
+
+def _se(values: Array, entities: Array, own: Array) -> float:
+    se = mean_interval(values[own], entities[own]).se
+    return math.inf if se is None else se
+
+
+def _interval(gap: float, se: float, by_chance: Array) -> dict[str, float | None]:
+    """The gap and its ends; ``by_chance`` are gaps of random groups, whose mean is known to be 0."""
+    null = math.sqrt(float(np.mean(by_chance**2)))
+    reach = t_limit(0.95, REPEATS) * max(se, null)
+    ends = (gap - reach, gap + reach) if math.isfinite(reach) else (None, None)
+    return {"gap": float(gap), "low": ends[0] and float(ends[0]), "high": ends[1] and float(ends[1])}
 
 
 def gradient_agreement(sample: Sample, seed: int) -> tuple[list[Test], dict[str, Any]]:
     """Cosines between the domains' gradients of ERM, at the start and after training on all examples.
 
-    The gradient of logistic and of ridge regression is (prediction − target) xᵀ.
+    The gradient of logistic and of ridge regression is (prediction − target) xᵀ, for smooth features x.
     """
     rows = sample.rows
-    x, targets, names = smooth(rows.x, seed=seed), rows.targets, sample.names
-    inner = 1 + x @ x.T  # with the intercept
-    everything = np.arange(len(x))
-    trained = cross_fitted(linear_model(targets, 1.0), x, targets, [(everything, everything)])
+    x, targets, names = smooth(rows.x, seed), rows.targets, sample.names
+    inner, everything = 1 + x @ x.T, np.arange(len(x))  # with the intercept
+    trained = tests.cross_fitted(tests.linear_model(targets), x, targets, [(everything, everything)])
     start = np.full_like(targets, 1 / targets.shape[1] if targets.shape[1] > 1 else 0.0)
-    groupings, tests, found = permuted(rows.domains, rows.units, (seed, 6)), [], {}
+    groupings, every, found = permuted(rows.domains, rows.units, (seed, 6)), [], {}
     for when, guess in (("at the start", start), ("after training", trained)):
         error = guess - targets
-        test, matrix, p = agreement_test(f"gradients {when}", (error @ error.T) * inner, groupings)
-        tests.append(test)
+        test, matrix, p = tests.agreement_test(f"gradients {when}", (error @ error.T) * inner, groupings)
+        every.append(test)
         above = np.triu_indices(len(names), 1)
         pair = int(matrix[above].argmin())
         found[when] = {
@@ -437,4 +423,4 @@ def gradient_agreement(sample: Sample, seed: int) -> tuple[list[Test], dict[str,
             "pair_cosine": float(matrix[above][pair]),
             "conflicting": [name for name, q in zip(names, p, strict=True) if q <= LEVEL],
         }
-    return tests, found
+    return every, found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import errno
 import os
+import queue
 import signal
 import threading
 import time
@@ -13,13 +13,14 @@ import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any
 
 from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.progress import Progress, Runs, duration
+from shoal.experiments.progress import Progress, Runs
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import check, run
 from shoal.experiments.store import Store
@@ -27,26 +28,22 @@ from shoal.terminal import clean
 from shoal.training.processes import pick_device
 from shoal.training.stopping import Interrupted, Signals
 
-__all__ = ["Outcome", "Store", "count_jobs", "duration", "execute"]
-
 ATTEMPTS = 3
 """How often a run may take its process down with it."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+Warnings = list[tuple[type[Warning], str]]
+"""Those of a run: their categories and messages."""
 
 
 @dataclass
 class Outcome:
-    """The records of all runs that finished or diverged, and for the others what went wrong."""
+    """The records of all runs that finished or diverged, and the errors of the others."""
 
     records: list[RunRecord]
     failed: dict[str, str] = field(default_factory=dict)
     """Identity → the error in one line; the run's record in the store has the traceback too."""
-
-    def usable(self) -> list[RunRecord]:
-        """The records; an error where there are failures only."""
-        if self.failed and not self.records:
-            raise ChildProcessError(f"every run failed, such as: {next(iter(self.failed.values()))}")
-        return self.records
+    remaining: int = 0
+    """Number of runs that were not started in time."""
 
 
 def execute(
@@ -56,9 +53,9 @@ def execute(
     engine: str = "local",
     device: str | None = None,
     jobs: int | None = None,
-    how: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     progress: bool = False,
-    done: Callable[[RunRecord], None] | None = None,
+    until: float | None = None,
 ) -> Outcome:
     """Do the runs that are missing in ``store``, including failed ones.
 
@@ -78,9 +75,10 @@ def execute(
         engine: ``local`` (this machine) or ``ray``.
         device: device, such as ``cpu`` or ``cuda`` (default: CUDA if available).
         jobs: number of runs in parallel (default: one per core, or one per GPU).
-        how: options that do not change results, see :func:`shoal.experiments.run.prepare`.
+        options: options that do not change results, such as ``workers`` (see
+            :data:`shoal.experiments.run.EXECUTION`).
         progress: show progress on stderr.
-        done: called with each new record, including those of failed runs.
+        until: time of ``time.monotonic()`` after which no further run is started, but one always is.
 
     Returns:
         The records, and the errors of failed runs.
@@ -90,32 +88,43 @@ def execute(
         OSError: the disk is full.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    missing = {c.identity: c for c in store.missing(configs)}
-    for config in missing.values():
+    missing, failed, waiting = store.missing(configs), dict[str, str](), deque[RunConfig]()
+    for config in missing:
         check(config)
-    failed: dict[str, str] = {}
     if missing:
-        runs = Runs(configs, list(missing.values()), store)
+        runs, waiting = Runs(configs, missing, store), deque(missing)
         with Progress("runs", runs.state, progress) as display, Signals() as signals:
             display.print(f"{runs.title}.")
 
-            def ended(end: End) -> None:
-                for category, message in end.warnings:
-                    warnings.warn(message, category, stacklevel=4)
-                error, record = end.error, store.look(end.config)
-                if record is None or (error is None and record.status == "failed"):
-                    error = error or f"a worker recorded it, but not in {store.folder}"
-                    record = store.fail(end.config, error)
-                if error is not None:
-                    failed[end.config.identity] = error
-                    display.print(f"failed: {runs.describe(end.config)}: {clean(error)}")
+            def ended(config: RunConfig, caught: Warnings) -> None:
+                for category, message in caught:
+                    warnings.warn(message, category, stacklevel=5)
+                if (record := store.read(config)) is None:
+                    store.fail(config, f"a worker recorded it, but not in {store.folder}")
+                    record = store.read(config)
+                assert record is not None
+                if record.status == "failed":
+                    failed[config.identity] = record.error
+                    display.print(f"failed: {runs.describe(config)}: {clean(record.error)}")
                 runs.add(record)
-                if done is not None:
-                    done(record)
+
+            def may_start() -> bool:
+                late = until is not None and time.monotonic() > until and len(waiting) < len(missing)
+                return bool(waiting) and not signals.asked and not late
 
             try:
-                workers = _workers(store, len(missing), engine, device, jobs, dict(how or {}))
-                _run(workers, deque(missing.values()), store, signals, ended)
+                count = min(count_jobs(device, jobs), len(missing)) if engine == "local" else 0
+                if count == 1:
+                    while may_start():
+                        run_one(config := waiting.popleft(), store, device, options or {})
+                        ended(config, [])
+                else:
+                    shared = Store(store.folder.absolute(), weights=store.weights)
+                    make_pool: Any = LocalPool if count else _ray_pool
+                    pool = make_pool(shared, device, count or jobs, options or {})
+                    _run(pool, waiting, may_start, store, signals, ended)
+                if signals.asked and waiting:
+                    raise KeyboardInterrupt
             except KeyboardInterrupt as stop:
                 number = getattr(stop, "signal", None) or signals.asked or signal.SIGINT
                 text = "interrupted. Finished runs are saved, and the same command resumes the others."
@@ -125,89 +134,56 @@ def execute(
                     raise
                 text = f"{error.strerror}: {store.folder}. Finished runs are saved; free some disk space"
                 raise OSError(error.errno, f"{text}, then resume with the same command.") from error
-            display.print(f"{len(missing) - len(failed)} of {len(missing)} runs done.")
+            display.print(f"{len(missing) - len(failed) - len(waiting)} of {len(missing)} runs done.")
     store.clean(configs)
-    return Outcome(store.found(configs), failed)
+    return Outcome(store.found(configs), failed, len(waiting))
 
 
-@dataclass
-class End:
-    """How a run ended: with a record, with an error, or because its process was killed."""
-
-    config: RunConfig
-    error: str | None = None
-    warnings: Sequence[tuple[type[Warning], str]] = ()
-    killed: bool = False
-
-
-class Workers(Protocol):
-    """Where runs are done."""
-
-    def free(self) -> bool:
-        """Whether a further run can be started."""
-
-    def submit(self, config: RunConfig) -> None:
-        """Start a run."""
-
-    def wait(self) -> list[End]:
-        """Wait, for a second at most, for runs to end."""
-
-    def stop(self) -> None:
-        """Ask active runs to save their state and end."""
-
-    def close(self) -> None:
-        """End all processes."""
-
-
-def _workers(
-    store: Store, runs: int, engine: str, device: str | None, jobs: int | None, how: dict[str, Any]
-) -> Workers:
-    shared = Store(store.folder.absolute(), weights=store.weights)
-    if engine == "ray":
-        from shoal.experiments.cluster import RayWorkers
-
-        return RayWorkers(shared, device, jobs, how)
-    count = min(count_jobs(device, jobs), runs)
-    if count == 1:
-        return InProcess(store, device, how)
-    return LocalProcesses(shared, _devices(device, count), how)
+class Lost(Exception):
+    """The process of a run ended before the run did."""
 
 
 def _run(
-    workers: Workers,
+    pool: Any,
     waiting: deque[RunConfig],
+    may_start: Callable[[], bool],
     store: Store,
     signals: Signals,
-    ended: Callable[[End], None],
+    ended: Callable[[RunConfig, Warnings], None],
 ) -> None:
     """Submit runs until all have ended; those whose process was killed are submitted again."""
-    attempts, active, stopping = Counter[str](), 0, False
+    attempts, active, stopping = Counter[str](), dict[Future[Warnings], RunConfig](), False
     try:
-        while active or (waiting and not stopping):
-            while waiting and workers.free() and not signals.asked:
-                workers.submit(waiting.popleft())
-                active += 1
+        while active or may_start():
+            while len(active) < pool.size and may_start():
+                config = waiting.popleft()
+                active[pool.submit(config)] = config
             if signals.asked and not stopping:
                 stopping = True
-                workers.stop()
-            for end in workers.wait():
-                active -= 1
-                attempts[end.config.identity] += end.killed
-                if not end.killed:
-                    ended(end)
-                elif stopping or attempts[end.config.identity] < ATTEMPTS:
-                    waiting.append(end.config)
-                else:
-                    reason = f"its process ended {ATTEMPTS} times ({end.error})"
-                    store.fail(end.config, reason)
-                    ended(End(end.config, reason))
+                pool.stop()
+            for future in wait(active, 0.5, FIRST_COMPLETED).done:
+                config = active.pop(future)
+                try:
+                    ended(config, future.result())
+                except (Lost, BrokenProcessPool) as error:
+                    attempts[config.identity] += 1
+                    if signals.asked or attempts[config.identity] < ATTEMPTS:
+                        waiting.appendleft(config)
+                        continue
+                    reason = (str(error).splitlines() or [""])[0]
+                    store.fail(config, f"its process ended {ATTEMPTS} times ({reason})")
+                    ended(config, [])
     finally:
-        workers.close()
-    if stopping and waiting:
-        raise KeyboardInterrupt
+        pool.close()
 
 
-def run_one(config: RunConfig, store: Store, device: str | None, how: Mapping[str, Any]) -> End:
+def _ray_pool(*args: Any) -> Any:
+    from shoal.experiments.cluster import RayPool
+
+    return RayPool(*args)
+
+
+def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> None:
     """Do a run and save its record, also if it fails.
 
     The checkpoints of a run that fails stay: the next attempt resumes from them.
@@ -220,27 +196,25 @@ def run_one(config: RunConfig, store: Store, device: str | None, how: Mapping[st
 
     with Signals() as signals:
 
-        def wait() -> None:
+        def pause() -> None:
             if signals.asked:
                 raise Interrupted("interrupted", signals.asked)
             time.sleep(0.2)
 
-        with store.lock(config, wait):
+        with store.lock(config, pause):
             report(0)
             with contextlib.suppress(OSError), os.scandir(store.folder):
                 pass  # a network file system then asks its server what is in the folder
             if store.find(config) is not None:  # a process was killed after it had saved the record
-                return End(config)
+                return
             try:
-                place = store.workplace(config)
-                store.save(run(config, device, place, progress=report, how=how, weights=store.weights))
+                how: dict[str, Any] = {"progress": report, "options": options, "weights": store.weights}
+                store.save(run(config, device, store.workplace(config), **how))
             except Exception as error:
-                if cause := _full_disk(error):
-                    raise cause from error
+                if full := _full_disk(error):
+                    raise full from error
                 line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 store.fail(config, line, "".join(traceback.format_exception(error)))
-                return End(config, line)
-    return End(config)
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:
@@ -252,95 +226,64 @@ def _full_disk(error: BaseException | None) -> OSError | None:
     return None
 
 
-def run_in_worker(*args: Any) -> End:
-    """:func:`run_one` in another process, with the warnings of the run."""
+def run_in_worker(*args: Any) -> Warnings:
+    """:func:`run_one` in another process; returns the warnings of the run."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        end = run_one(*args)
-    return replace(end, warnings=list({(w.category, str(w.message)): None for w in caught}))
+        try:
+            run_one(*args)
+        except Interrupted as stop:
+            raise Lost("it was stopped by a signal") from stop
+    return list({(w.category, str(w.message)): None for w in caught})
 
 
-class InProcess:
-    """One run after another in this process."""
+class LocalPool:
+    """Processes of loky, each in an executor of its own, so that a killed one takes no other down."""
 
-    def __init__(self, store: Store, device: str | None, how: Mapping[str, Any]) -> None:
-        self.options = store, device, how
-        self.submitted: list[RunConfig] = []
-
-    def free(self) -> bool:
-        return not self.submitted
-
-    def submit(self, config: RunConfig) -> None:
-        self.submitted.append(config)
-
-    def wait(self) -> list[End]:
-        return [run_one(self.submitted.pop(), *self.options) for _ in list(self.submitted)]
-
-    def stop(self) -> None:
-        """A training in progress has received the signal itself."""
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-class LocalProcesses:
-    """Processes of loky. Each has a pool of its own, so that a killed one takes no other down."""
-
-    def __init__(self, store: Store, devices: Sequence[str], how: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, device: str | None, count: int, options: Mapping[str, Any]) -> None:
         # loky replaces a process that has grown much, such as by a dataset in memory, which is no problem.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-        self.store, self.how = store, how
-        self.idle = [(device, _start_process(device)) for device in devices]
-        self.active: dict[Any, tuple[RunConfig, str, Any]] = {}
+        devices = ["cpu"] if pick_device(device).type == "cpu" else _gpus(device)
+        self.store, self.options, self.size = store, options, count
+        self.idle = queue.SimpleQueue[tuple[str, Any]]()
+        self.active = dict[Future[Warnings], Any]()
+        for number in range(count):
+            place = devices[number % len(devices)]
+            self.idle.put((place, _process(place)))
 
-    def free(self) -> bool:
-        return bool(self.idle)
-
-    def submit(self, config: RunConfig) -> None:
-        device, pool = self.idle.pop(0)
-        args = config, self.store, device, self.how
+    def submit(self, config: RunConfig) -> Future[Warnings]:
+        device, process = self.idle.get()
+        args = run_in_worker, config, self.store, device, self.options
         try:
-            future = pool.submit(run_in_worker, *args)
-        except BrokenProcessPool:  # it was killed while it was idle
-            pool = _start_process(device)
-            future = pool.submit(run_in_worker, *args)
-        self.active[future] = config, device, pool
-
-    def wait(self) -> list[End]:
-        ends = []
-        for future in concurrent.futures.wait(self.active, 0.5, concurrent.futures.FIRST_COMPLETED).done:
-            config, device, pool = self.active.pop(future)
-            try:
-                ends.append(future.result())
-            except Interrupted:
-                ends.append(End(config, "it was stopped by a signal", killed=True))
-            except BrokenProcessPool as broken:
-                ends.append(End(config, str(broken).splitlines()[0], killed=True))
-                pool.shutdown(kill_workers=True)
-                pool = _start_process(device)
-            self.idle.append((device, pool))
-        return ends
+            future = process.submit(*args)
+        except BrokenProcessPool:  # it was killed in its last run, or while it was idle
+            process.shutdown(kill_workers=True)
+            process = _process(device)
+            future = process.submit(*args)
+        self.active[future] = process
+        future.add_done_callback(lambda ended: self.idle.put((device, self.active.pop(ended))))
+        return future
 
     def stop(self) -> None:
-        for _, _, pool in self.active.values():
-            for pid in list(pool._processes):
+        for process in list(self.active.values()):
+            for pid in list(process._processes):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
 
     def close(self) -> None:
-        for _, _, pool in self.active.values():
-            pool.shutdown(kill_workers=True)
-        for _, pool in self.idle:
-            pool.shutdown()
+        for process in list(self.active.values()):
+            process.shutdown(kill_workers=True)
+        while not self.idle.empty():
+            self.idle.get()[1].shutdown()
 
 
-def _start_process(device: str) -> Any:
-    """A pool of one process, which starts to import what runs need."""
+def _process(device: str) -> Any:
+    """An executor of one process, which starts to import what runs need."""
     # One thread: a run per core gains more than several threads per run.
     env = {"OMP_NUM_THREADS": "1"} if device == "cpu" else None
-    pool = ProcessPoolExecutor(1, env=env, initializer=_prepare_process, initargs=(os.getpid(),))
-    pool.submit(count_jobs, "cpu")
-    return pool
+    process = ProcessPoolExecutor(1, env=env, initializer=_prepare_process, initargs=(os.getpid(),))
+    process.submit(count_jobs, "cpu")
+    return process
 
 
 def _prepare_process(parent: int) -> None:
@@ -373,8 +316,3 @@ def _gpus(device: str | None) -> list[str]:
     if device not in (None, "cuda"):
         return [str(device)]
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-
-
-def _devices(device: str | None, count: int) -> list[str]:
-    each = ["cpu"] if pick_device(device).type == "cpu" else _gpus(device)
-    return [each[n % len(each)] for n in range(count)]

@@ -25,7 +25,7 @@ from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.data.splits import hold_out_domains
 from shoal.errors import InputError, check_names
-from shoal.experiments.config import SAME_AS_NONE, RunConfig
+from shoal.experiments.config import RunConfig
 from shoal.experiments.search import RATES, Space, changed, sample
 from shoal.settings import Size, search_space
 
@@ -34,10 +34,12 @@ OUT = 0.2
 SPLIT = 31  # purpose of a random key
 STEPS, SEEDS, SEARCH = 5001, 3, 20
 """Steps of a run, seeds, and hyperparameter trials of each seed, the defaults first."""
+PINNED = {"precision": "fp32", "memory_format": "contiguous", "schedule": "constant"}
+"""What published results were computed with, unless it is set."""
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Spaces:
     """Search spaces and evaluation interval of DomainBed, by the size of the images."""
 
     optimizer: Space
@@ -52,9 +54,9 @@ class Sizes:
     """Which search space of an algorithm is used."""
 
 
-SMALL = Sizes(RATES[False], {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
-LARGE = Sizes(
-    {**RATES[True], "weight_decay": {"default": 0.0, "log10": [-6, -2]}},
+SMALL = Spaces(RATES["random"], {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
+LARGE = Spaces(
+    {**RATES["pretrained"], "weight_decay": {"default": 0.0, "log10": [-6, -2]}},
     {"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
     300,
     {"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
@@ -64,10 +66,10 @@ LARGE_SIDE = 128
 """Images are large if both sides have at least so many pixels."""
 
 
-def sizes_of(dataset: str, input_shape: Sequence[int]) -> Sizes:
+def spaces_of(dataset: str, input_shape: Sequence[int]) -> Spaces:
     """By the size of the images, with what the dataset's module sets in ``DOMAINBED``."""
-    sizes = LARGE if len(input_shape) == 3 and min(input_shape[1:]) >= LARGE_SIDE else SMALL
-    return replace(sizes, **getattr(sets.registry.module(dataset), "DOMAINBED", {}))
+    spaces = LARGE if len(input_shape) == 3 and min(input_shape[1:]) >= LARGE_SIDE else SMALL
+    return replace(spaces, **getattr(sets.registry.module(dataset), "DOMAINBED", {}))
 
 
 def resplit(data: DomainData, held_out: Sequence[str], seed: int) -> DomainData:
@@ -145,65 +147,49 @@ def plan(
     """
     for name in algorithms:
         algorithm_class(split_draw(name)[0])
-    for dataset in datasets:
-        sets.registry.module(dataset)
+    modules = {dataset: sets.registry.module(dataset) for dataset in datasets}
     configs = []
     for dataset, options in datasets.items():
-        data, names = load_all(dataset, options)
+        data = sets.load(dataset, **options)
+        names, order = list(all_domains(data).names), getattr(modules[dataset], "DOMAINS", ())
+        if len(names) < 2:
+            raise InputError(f"dataset {dataset!r} has one domain, {names[0]!r}; none is left to train on.")
+        names = sorted(names, key=lambda n: order.index(n) if n in order else len(order))
         chosen = list((held_out or {}).get(dataset, names))
         check_names("domain to hold out:", chosen, names)
-        sizes = sizes_of(dataset, data.input_shape)
-        common = {"eval_every": eval_every or sizes.eval_every, "select": "last", **fields}
-        common["model"] = common.get("model") or sizes.network
-        common |= {name: common.get(name) or value for name, value in SAME_AS_NONE.items()}
-        base = RunConfig(
-            **common,
-            dataset=dataset,
-            algorithm=algorithms[0],
-            steps=steps,
-            data_options={**sizes.data, **options},
-        )
+        spaces = spaces_of(dataset, data.input_shape)
+        common = {"eval_every": eval_every or spaces.eval_every, "select": "last", **fields}
+        common["model"] = common.get("model") or spaces.network
+        common |= {name: common.get(name) or value for name, value in PINNED.items()}
+        common["data_options"] = {**spaces.data, **options}
+        base = RunConfig(dataset, algorithms[0], steps, **common)
         configs += [
-            _config(base, algorithm, data.model, sizes, out, seed, trial)
+            _config(base, algorithm, data.model, spaces, out, seed, trial)
             for seed in range(seeds)
-            for out in groups_to_hold_out(names, chosen, pairs)
+            for out in _groups(names, chosen, pairs)
             for algorithm in algorithms
             for trial in range(search)
         ]
     return configs
 
 
-def load_all(dataset: str, options: Mapping[str, Any]) -> tuple[DomainData, list[str]]:
-    """The dataset before it is split anew, and its domains in the order in which it names them."""
-    data = sets.load(dataset, **options)
-    names = all_domains(data).names
-    order = getattr(sets.registry.module(dataset), "DOMAINS", ())
-    if len(names) < 2:
-        raise InputError(f"dataset {dataset!r} has one domain, {names[0]!r}; none is left to train on.")
-    return data, sorted(names, key=lambda n: order.index(n) if n in order else len(order))
-
-
-def groups_to_hold_out(names: Sequence[str], chosen: Sequence[str], pairs: bool) -> Iterator[list[str]]:
+def _groups(names: Sequence[str], chosen: Sequence[str], pairs: bool) -> Iterator[list[str]]:
     """Each of ``chosen`` alone; then each pair with one of them, unless that leaves nothing to train on."""
     for name in chosen:
         yield [name]
     if pairs and len(names) > 2:
-        for pair in itertools.combinations(names, 2):
-            if set(pair) & set(chosen):
-                yield list(pair)
+        yield from (list(pair) for pair in itertools.combinations(names, 2) if set(pair) & set(chosen))
 
 
 def _config(
-    base: RunConfig, row: str, model: str, sizes: Sizes, out: list[str], seed: int, trial: int
+    base: RunConfig, row: str, model: str, spaces: Spaces, out: list[str], seed: int, trial: int
 ) -> RunConfig:
     name, draw = split_draw(row)
     cls, options = algorithm_class(name), models.options_of(base.model or model)
-    own = cls.domainbed(sample(search_space(cls, sizes.size), seed, trial))
-    of_model = {k: v for k, v in sample(sizes.model, seed, trial).items() if k in options}
-    of_optimizer = {
-        **sample(sizes.optimizer, seed, trial),
-        **(own.optimizer if base.optimizer == "adam" else {}),
-    }
+    own = cls.domainbed(sample(search_space(cls, spaces.size), seed, trial))
+    of_model = {k: v for k, v in sample(spaces.model, seed, trial).items() if k in options}
+    of_optimizer = sample(spaces.optimizer, seed, trial)
+    of_optimizer |= own.optimizer if base.optimizer == "adam" else {}
     lr = of_optimizer.pop("lr")
     return replace(
         base,
@@ -214,7 +200,7 @@ def _config(
         lr=lr,
         optimizer_options={**base.optimizer_options, **of_optimizer},
         model_options={**base.model_options, **of_model},
-        batch_size=sample(sizes.batch, seed, trial)["batch_size"],
+        batch_size=sample(spaces.batch, seed, trial)["batch_size"],
         seed=seed,
         protocol={"held_out": out, "seed": seed, **({"trial": trial} if trial else {})},
     )

@@ -1,18 +1,34 @@
-"""Which row of a comparison to use: the rule, as a function of rows, and the intervals that it is based on.
+"""Which row of a comparison to use: the rule, as a pure function of rows, and the score expected of it.
 
 A row has the scores of an algorithm in each held-out domain, see :func:`shoal.experiments.compare.results`.
 Seeds are averaged within each domain; differences are paired by domain, and domains of one fold are not
 independent, for they share their models.
+
+**The rule.** Of the rows that beat the majority class on average, the simplest is used, unless another one
+beats it by *more than chance*: a paired t test, one-sided at 10 % for the whole table (Bonferroni: at 10 %
+divided by the number of other rows). Then the simplest row is used that itself beats the simplest of all by
+more than chance, that no simpler row beats on average, and that none beats by more than chance; if there is
+no such row, the one with the best average. The result must also beat the majority class: one-sided at 5 %.
+
+**The expected score** is halfway between the row's average, which is too high since the best was selected on
+the same domains, and the cross-fitted score, which is too low since fewer domains miss more differences: the
+rule is applied without one fold, and the row that it finds is scored on that fold, for every fold in turn.
+``benchmarks/recommendation.py`` simulates the rule.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.experiments import baselines
-from shoal.experiments.statistics import Interval, mean_interval, mean_of, t_limit
+from shoal.experiments.statistics import codes_of, mean_interval, t_limit
 
 BASELINE = "erm"
 COMPLEXITY = (
@@ -24,10 +40,81 @@ COMPLEXITY = (
 )
 """From simple to complex; every other algorithm comes last."""
 LEVEL, POWER = 0.95, 0.8
-LEAST_DOMAINS = 3
-"""With fewer domains or folds there is neither an interval nor a recommendation."""
+CHANCE, CHANCE_OF_MAJORITY = 0.1, 0.05
+"""One-sided levels: for all rows of a table together, and against the majority class."""
+SHARES = ("accuracy", "AUC", "F1", "recall", "IoU", "precision", "match")
+"""How metrics between 0 and 1 end; intervals end there."""
+LEAST_DOMAINS, MOST_DOMAINS = 3, 1000
+"""With fewer domains or folds there is neither an interval nor a recommendation; no more are suggested."""
 
 Row = Mapping[str, Any]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean difference to another row over held-out domains, with its 95 % interval."""
+
+    to: str
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What a comparison recommends; all numbers are in units of the metric.
+
+    Attributes:
+        row: row to use; ``None`` where none can be recommended. The numbers are then those of ``nearest``.
+        state: ``use``; ``tied``: other rows, none of them simpler, cannot be told apart from ``row``;
+            ``majority``: no row is shown to beat a constant prediction; ``few``: too few domains or folds.
+        nearest: ``row``, or the row that would come first if it could be recommended.
+        simplest: simplest row that beats the majority class on average.
+        tied: rows that cannot be told apart from ``nearest``, the simplest first.
+        rows: number of rows without controls.
+        domains: number of held-out domains.
+        folds: number of independent folds of domains.
+        average: average score over held-out domains.
+        expected: expected score in a new domain, corrected for the selection of the row.
+        mean: 95 % interval of the expected score.
+        new_domain: 95 % prediction interval of the score of one model in one new domain.
+        majority: difference to the majority class.
+        reference: difference to ERM; that of ERM is to the simplest row.
+        alternative: difference to the best other row.
+        detectable: size of a difference between two rows that is told apart with 80 % power.
+        domains_needed: number of domains with which ``alternative`` is told apart with 80 % power; ``None``
+            where it is already, or where over 1,000 are needed.
+    """
+
+    row: str | None
+    state: Literal["use", "tied", "majority", "few"]
+    nearest: str
+    simplest: str
+    tied: tuple[str, ...]
+    rows: int
+    domains: int
+    folds: int
+    average: float
+    expected: float
+    mean: tuple[float, float] | None = None
+    new_domain: tuple[float, float] | None = None
+    majority: Difference | None = None
+    reference: Difference | None = None
+    alternative: Difference | None = None
+    detectable: float | None = None
+    domains_needed: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recommendation:
+        """Return the object of :meth:`to_dict`, or of JSON."""
+        kinds: dict[str, Any] = dict.fromkeys(("tied", "mean", "new_domain"), tuple)
+        kinds |= dict.fromkeys(("majority", "reference", "alternative"), lambda about: Difference(**about))
+        return cls(**{n: kinds[n](v) if n in kinds and v is not None else v for n, v in values.items()})
 
 
 def rounded(value: float) -> float:
@@ -35,31 +122,29 @@ def rounded(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def paired(one: Row, other: Row, level: float = LEVEL) -> tuple[dict[str, float], Interval] | None:
+def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] | None:
     """The difference ``one`` − ``other`` in each domain, and its mean with an interval; ``None`` where a case
     has no score.
 
-    Seeds are averaged within a domain. Domains of a fold share their models and are one cluster.
+    ``low`` and ``high`` are ``None`` with fewer than three folds.
     """
-    means = [{n: mean_of(about["values"]) for n, about in row["domains"].items()} for row in (one, other)]
-    values = {n: a - b for n, a in means[0].items() if a is not None and (b := means[1][n]) is not None}
+    means = [_domain_means(row) for row in (one, other)]
+    values = {n: a - b for n, a in means[0].items() if a is not None and (b := means[1].get(n)) is not None}
     if not values or len(values) < len(means[0]):
         return None
-    return values, mean_interval([*values.values()], _clusters(one), level)
-
-
-def _clusters(row: Row) -> list[str]:
-    return [str(about.get("fold", name)) for name, about in row["domains"].items()]
-
-
-def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] | None:
-    """:func:`paired` as plain data; ``low`` and ``high`` are ``None`` with fewer than three folds."""
-    if (found := paired(one, other, level)) is None:
-        return None
-    values, interval = found
-    few = len(set(_clusters(one))) < LEAST_DOMAINS
+    interval = mean_interval([*values.values()], _folds(one), level)
+    few = len(set(_folds(one))) < LEAST_DOMAINS
     ends = {name: None if few else getattr(interval, name) for name in ("low", "high", "se")}
     return {"values": values, "mean": interval.mean, **ends, "level": level}
+
+
+def _domain_means(row: Row) -> dict[str, float | None]:
+    every = {name: about["values"] for name, about in row["domains"].items()}
+    return {name: None if None in values else statistics.fmean(values) for name, values in every.items()}
+
+
+def _folds(row: Row) -> list[str]:
+    return [str(about.get("fold", name)) for name, about in row["domains"].items()]
 
 
 def complexity(name: str) -> int:
@@ -67,84 +152,181 @@ def complexity(name: str) -> int:
     return next((n for n, names in enumerate(COMPLEXITY) if name in names), len(COMPLEXITY))
 
 
-def recommendation(rows: Sequence[Row], lower: bool) -> dict[str, Any] | None:
-    """Which row to use: the simplest within one standard error of the best.
+@dataclass(frozen=True)
+class Scores:
+    """The scores of rows on held-out domains, higher is better, as :func:`choose` takes them."""
 
-    The best row has the best average over held-out domains; the standard error is that of the :func:`paired`
-    difference to it. Simple is what comes first in :data:`COMPLEXITY`; of equally complex rows the better one
-    is used. Controls are never recommended.
+    values: Array
+    """(rows, domains)."""
+    folds: NDArray[np.int64]
+    """(domains,): the fold of each, numbered from 0."""
+    complexity: NDArray[np.int64]
+    """(rows,)."""
+    allowed: NDArray[np.bool_]
+    """(rows,): whether a row may be used; others only count."""
+    majority: Array | None = None
+    """(domains,): the scores of a constant prediction."""
 
-    ``take`` is the row; ``begin`` the simplest, for a start where ``take`` is ``None``: with fewer than three
-    domains or folds nothing can be concluded. ``majority`` says whether ``take`` is ``better`` than the
-    majority class (or, in regression, the mean) by more than one standard error, and whether that is
-    ``sure``: the 95 % interval of the difference excludes zero. Where ``take`` is the best row, ``simpler``
-    and ``second`` are the best of the simpler ones and of all others. ``detectable`` is the difference that a
-    t test at 5 % would detect with 80 % power, for the median standard error of a difference to the best.
-    ``None`` where no row has all its scores.
+    @property
+    def count(self) -> int:
+        """Number of folds."""
+        return int(self.folds.max()) + 1
+
+    def without(self, fold: int) -> Scores:
+        kept = self.folds != fold
+        majority = None if self.majority is None else self.majority[kept]
+        folds = self.folds[kept] - (self.folds[kept] > fold)
+        return Scores(self.values[:, kept], folds, self.complexity, self.allowed, majority)
+
+    def differences(self) -> tuple[Array, Array]:
+        """The mean difference of each row to each other one and its standard error, as in
+        :func:`~shoal.experiments.statistics.mean_interval`."""
+        means = self.values.mean(1)
+        sums = (self.values - means[:, None]) @ np.eye(self.count)[self.folds]
+        squares = ((sums[:, None] - sums[None]) ** 2).sum(-1) * self.count / max(self.count - 1, 1)
+        return np.round(means[:, None] - means, 12), np.sqrt(squares) / self.values.shape[1]
+
+    def limit(self, folds: int) -> float:
+        """The t statistic that differences to the other rows exceed by chance, in one table of ten."""
+        return t_limit(1 - 2 * CHANCE / max(len(self.values) - 1, 1), folds - 1)
+
+    def detectable(self, folds: int) -> float:
+        """The difference that exceeds :meth:`limit` with 80 % power, in standard errors."""
+        return self.limit(folds) + t_limit(2 * POWER - 1, folds - 1)
+
+    def useful(self) -> NDArray[np.bool_]:
+        """(rows,): may be used, and beat the majority class on average."""
+        if self.majority is None:
+            return self.allowed
+        return self.allowed & (np.round((self.values - self.majority).mean(1), 12) > 0)
+
+    def simplest_first(self) -> Array:
+        """Numbers of rows, of equally complex ones the better first."""
+        return np.lexsort((-np.round(self.values.mean(1), 12), self.complexity))
+
+
+def choose(scores: Scores) -> tuple[int | None, NDArray[np.bool_]]:
+    """The row to use by the rule, ``None`` where none beats the majority class on average; and which rows are
+    worth further seeds: those that no simpler one beats on average, and none by more than chance."""
+    gap, se = scores.differences()
+    beats = gap > scores.limit(scores.count) * se
+    simpler = scores.complexity[:, None] < scores.complexity
+    behind = np.any((gap > 0) & simpler, axis=0)
+    useful = scores.useful()
+    possible = useful & ~beats.any(0) & ~behind
+    order = [int(row) for row in scores.simplest_first() if useful[row]]
+    if not order:
+        return None, possible
+    first = order[0]
+    for row in order:
+        if possible[row] and (row == first or beats[row, first]):
+            return row, possible
+    return max([row for row in order if not behind[row]] or [first], key=lambda r: gap[r, 0]), possible
+
+
+def cross_fitted(scores: Scores, row: int) -> Array:
+    """The score in each domain of the row that is chosen without its fold; of ``row`` if none is."""
+    values = np.empty(len(scores.folds))
+    for fold in range(scores.count):
+        found, own = choose(scores.without(fold))[0], scores.folds == fold
+        values[own] = scores.values[row if found is None else found, own]
+    return values
+
+
+def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
+    """Apply the rule to the rows of a comparison; ``None`` where no row has all its scores.
+
+    Args:
+        rows: rows with ``algorithm``, ``control`` (never recommended), ``rank`` (``None`` where scores are
+            missing) and ``domains``; those with ``dropped`` left a race early: they count, but are not used.
+        lower: whether lower scores are better.
     """
-    sign = -1.0 if lower else 1.0
-    usable = [r for r in rows if r["rank"] is not None and not r["control"]]
+    usable = [row for row in rows if row["rank"] is not None and not row["control"]]
     if not usable:
         return None
+    scores, sign = _scores(usable, rows, lower), -1.0 if lower else 1.0
+    names, means, useful = [row["algorithm"] for row in usable], scores.values.mean(1), scores.useful()
+    order = sorted(map(int, scores.simplest_first()), key=lambda n: not useful[n])
+    few = scores.count < LEAST_DOMAINS
+    chosen = None if few else choose(scores)[0]
+    row = order[0] if chosen is None else chosen
+    about: dict[str, Any] = {"nearest": names[row], "simplest": names[order[0]], "rows": len(usable)}
+    about |= {"domains": len(scores.folds), "folds": scores.count, "average": sign * float(means[row])}
+    if few:
+        return Recommendation(None, "few", tied=(), expected=about["average"], **about)
 
-    def score(row: Row) -> float:
-        return sign * float(row["average"]["mean"])
+    def difference(to: str, other: Array) -> Difference:
+        interval = mean_interval(sign * (scores.values[row] - other), scores.folds, LEVEL)
+        return Difference(to, interval.mean, interval.low, interval.high)
 
-    def simplest(among: Sequence[Row]) -> Row:
-        return min(among, key=lambda r: (complexity(r["algorithm"]), -score(r)))
+    gap, se = scores.differences()
+    near = [
+        n for n in order if n != row and useful[n] and gap[row, n] <= scores.limit(scores.count) * se[row, n]
+    ]
+    simpler = any(scores.complexity[n] < scores.complexity[row] for n in near)
+    state: Any = "tied" if near and not simpler else "use"
+    if scores.majority is not None:
+        about["majority"] = difference(baselines.MAJORITY, scores.majority)
+        gain = mean_interval(scores.values[row] - scores.majority, scores.folds)
+        needed = t_limit(1 - 2 * CHANCE_OF_MAJORITY, scores.count - 1) * (gain.se or 0.0)
+        state = state if rounded(gain.mean) > needed else "majority"
+    expected = sign * float(means[row] + cross_fitted(scores, row).mean()) / 2
+    share = str((usable[row].get("average") or {}).get("metric")).endswith(SHARES)
+    lowest, highest = 0.0 if lower or share else -math.inf, 1.0 if share else math.inf
+    for name, reach in zip(("mean", "new_domain"), _reaches(usable[row], scores, row), strict=True):
+        about[name] = max(expected - reach, lowest), min(expected + reach, highest)
+    reference = names.index(BASELINE) if BASELINE in names and names[row] != BASELINE else order[0]
+    if reference != row:
+        about["reference"] = difference(names[reference], scores.values[reference])
+    if others := [n for n in range(len(usable)) if n != row]:
+        best = max(others, key=lambda n: means[n])
+        about["alternative"] = difference(names[best], scores.values[best])
+        about["detectable"] = scores.detectable(scores.count) * float(np.median(se[row, others])) or None
+        about["domains_needed"] = _domains_needed(scores, abs(gap[row, best]), se[row, best])
+    tied = tuple(names[n] for n in near)
+    return Recommendation(
+        None if state == "majority" else names[row], state, tied=tied, expected=expected, **about
+    )
 
-    def gap(one: Row, other: Row) -> Interval:
-        found = paired(one, other)
-        assert found is not None  # both have a rank
-        return found[1]
 
-    def exceeds(interval: Interval) -> bool:
-        """Whether the difference is more than one standard error."""
-        return sign * interval.mean > (interval.se or 0.0)
+def _scores(usable: Sequence[Row], rows: Sequence[Row], lower: bool) -> Scores:
+    def values(row: Row) -> Array:
+        return (-1.0 if lower else 1.0) * np.array([*_domain_means(row).values()], float)
 
-    def plain(interval: Interval) -> dict[str, Any]:
-        return {"difference": interval.mean, "se": interval.se, "far": exceeds(interval)}
+    constant = [values(r) for r in rows if r["algorithm"] == baselines.MAJORITY and r["rank"] is not None]
+    folds = _folds(usable[0])
+    return Scores(
+        np.stack([values(row) for row in usable]),
+        codes_of(folds, len(folds)),
+        np.array([complexity(row["algorithm"]) for row in usable]),
+        np.array([not row.get("dropped") for row in usable]),
+        constant[0] if constant else None,
+    )
 
-    independent = len(set(_clusters(usable[0])))
-    best = max(usable, key=lambda r: (rounded(score(r)), -complexity(r["algorithm"])))
-    about: dict[str, Any] = {
-        "take": None,
-        "begin": simplest(usable)["algorithm"],
-        "best": best["algorithm"],
-        "domains": len(usable[0]["domains"]),
-        "folds": independent,
-        "needed": LEAST_DOMAINS,
-        "among": len(usable),
-    }
-    if independent < LEAST_DOMAINS:
-        return about
-    behind = {r["algorithm"]: gap(best, r) for r in usable if r is not best}
-    near = [r for r in usable if r is best or not exceeds(behind[r["algorithm"]])]
-    take = simplest(near)
-    rest = [r for r in usable if r is not take]
-    simpler = [r for r in rest if complexity(r["algorithm"]) < complexity(take["algorithm"])]
-    for what, among in (("second", rest if take is best else []), ("simpler", simpler)):
-        if among:  # none of the simpler ones is near
-            name = max(among, key=score)["algorithm"]
-            about[what] = {"row": name, **plain(behind[name])}
-    about |= {
-        "take": take["algorithm"],
-        "near": [r["algorithm"] for r in near],
-        "behind": None if take is best else plain(behind[take["algorithm"]]),
-        "reference": max(rest, key=score)["algorithm"] if rest else None,
-    }
-    error = statistics.median(b.se or 0.0 for b in behind.values()) if behind else 0.0
-    if error > 0:  # equal rows say nothing about the scatter
-        limits = t_limit(LEVEL, independent - 1) + t_limit(2 * POWER - 1, independent - 1)
-        about["detectable"] = limits * error
-    majority = next((r for r in rows if r["algorithm"] == baselines.MAJORITY), None)
-    if majority is not None and majority["rank"]:
-        lead = gap(take, majority)
-        about["majority"] = {
-            "difference": lead.mean,
-            "low": lead.low,
-            "high": lead.high,
-            "better": exceeds(lead),
-            "sure": (lead.high or 0.0) < 0 if lower else (lead.low or 0.0) > 0,
-        }
-    return about
+
+def _reaches(row: Row, scores: Scores, number: int) -> tuple[float, float]:
+    """Half the widths of the intervals of the mean, and of the score of one model in one new domain.
+
+    The variance of the latter is that of domains, with the part of the variance over seeds that averaging
+    has removed, and the squared standard error, where folds count. The degrees of freedom are by
+    Satterthwaite's formula, for two parts that are not independent: S − 1 without folds.
+    """
+    values, seeds = scores.values[number], [about["values"] for about in row["domains"].values()]
+    found, repeats = mean_interval(values, scores.folds, LEVEL), len(seeds[0])
+    of_seeds = float(np.mean([np.var(v, ddof=1) for v in seeds])) if repeats > 1 else 0.0
+    spread = float(np.var(values, ddof=1)) + of_seeds * (1 - 1 / repeats)
+    error = (found.se or 0.0) ** 2
+    parts = spread / math.sqrt(len(values) - 1) + error / math.sqrt(scores.count - 1)
+    freedom = ((spread + error) / parts) ** 2 if parts else 1.0
+    return (found.high or 0.0) - found.mean, t_limit(LEVEL, freedom) * math.sqrt(spread + error)
+
+
+def _domains_needed(scores: Scores, gap: float, se: float) -> int | None:
+    """With how many domains a difference is told apart; ``None`` if it is already, or with too many."""
+    domains, count = len(scores.folds), scores.count
+    if gap > scores.limit(count) * se:
+        return None
+    for folds in range(count + 1, MOST_DOMAINS * count // domains + 1):
+        if gap >= scores.detectable(folds) * se * math.sqrt(count / folds):
+            return math.ceil(folds * domains / count)
+    return None

@@ -1,4 +1,4 @@
-"""What came out of a run, as plain data."""
+"""The result of a run, as plain data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NotRequired
 
@@ -15,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, PlainValidator, Strict, TypeAda
 from typing_extensions import TypedDict
 
 from shoal.errors import InputError, shown, unknown_name
-from shoal.experiments.config import RunConfig, differences
+from shoal.experiments.config import RunConfig
 from shoal.files import read_json
 from shoal.training.metrics import mean_over_domains
 
@@ -26,11 +25,10 @@ PYTHON = "python"
 
 Number = Annotated[float, Strict()] | None
 Count = Annotated[int, Strict(), Ge(0), Lt(2**63)]
-OPEN = ConfigDict(extra="allow")
 
 
 class _Scores(TypedDict):
-    __pydantic_config__ = OPEN  # type: ignore[misc]
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     metric: str
     average: Number
     domains: dict[str, Number]
@@ -43,7 +41,7 @@ class _Scores(TypedDict):
 
 
 class _Measurement(TypedDict):
-    __pydantic_config__ = OPEN  # type: ignore[misc]
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     step: Count
     passes: Count
     loss: Number
@@ -58,7 +56,7 @@ Measurement = Annotated[dict[str, Any], AfterValidator(TypeAdapter(_Measurement)
 class RunRecord:
     """The record of a run: its configuration and all measurements, as plain data."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # the content is checked when it is read
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # applied when a file is read
 
     config: Annotated[RunConfig, PlainValidator(RunConfig.from_dict)]
     """Configuration of the run."""
@@ -92,27 +90,29 @@ class RunRecord:
     """Version of the format."""
 
     @property
-    def chosen(self) -> Mapping[str, Any]:
+    def scores(self) -> Mapping[str, Any]:
         """The scores of each split at the selected step; empty without evaluations."""
-        scores: Mapping[str, Any] = self.history[self.selected]["scores"] if self.history else {}
-        return scores
+        return self.history[self.selected]["scores"] if self.history else {}
 
     @property
     def headline(self) -> tuple[str, float | None] | None:
-        """Return the name and value of the score on the held-out domains."""
-        return selection_score(self.chosen["test"]) if "test" in self.chosen else None
+        """The name and value of the score on the held-out domains."""
+        return selection_score(self.scores["test"]) if "test" in self.scores else None
 
     def score(self, split: str, *, last: bool = False) -> float:
-        """Return the average over the examples of a split; NaN without evaluations.
+        """Return the score by which steps and runs are selected; NaN where there is none.
+
+        It is the mean over the domains of a split, or the metric that was chosen for selection.
 
         Args:
             split: name of the split.
             last: at the last step instead of the selected one.
         """
-        return float(self._scores(split, last)["average"]) if self.history else float("nan")
+        value = selection_score(self._scores(split, last))[1] if self.history else None
+        return math.nan if value is None else value
 
     def measure(self, split: str, name: str, *, last: bool = False) -> float | None:
-        """Return a metric of a split, ``None`` if it is undefined.
+        """Return a metric over all examples of a split, ``None`` if it is undefined.
 
         Args:
             split: name of the split.
@@ -128,36 +128,20 @@ class RunRecord:
         return finite(values[name])
 
     def _scores(self, split: str, last: bool) -> Mapping[str, Any]:
-        scores: Mapping[str, Any] = self.history[-1]["scores"] if last else self.chosen
+        scores: Mapping[str, Any] = self.history[-1]["scores"] if last else self.scores
         if split not in scores:
             raise unknown_name("split", split, scores)
         result: Mapping[str, Any] = scores[split]
         return result
 
-    def curve(self, split: str) -> tuple[list[int], list[float]]:
-        """Return the numbers of minibatches and the averages over the course of training.
+    def curve(self, split: str) -> tuple[list[int], list[float | None]]:
+        """Return the numbers of minibatches and the scores of a split over the course of training.
 
         Args:
             split: name of the split.
         """
         points = [m for m in self.history if split in m["scores"]]
-        return [m["passes"] for m in points], [m["scores"][split]["average"] for m in points]
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the scores at the selected step."""
-        config = self.config
-        caption = f"{config.name} on {config.dataset}, seed {config.seed}: {self.status}. {self.error}"
-        rows = [
-            (split, domain, str(scores["metric"]), "–" if finite(value) is None else f"{value:.4g}")
-            for split, scores in self.chosen.items()
-            for domain, value in {"all": scores["average"], **scores["domains"]}.items()
-        ]
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        head = "".join(f"<th>{name}</th>" for name in ("split", "domain", "metric", "score"))
-        return (
-            f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>"
-        )
+        return [m["passes"] for m in points], [selection_score(m["scores"][split])[1] for m in points]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as record files contain it."""
@@ -200,8 +184,10 @@ def _adapter() -> TypeAdapter[RunRecord]:
 
 
 def selection_score(scores: Mapping[str, Any]) -> tuple[str, float | None]:
-    """The metric of a split and its value: the mean over domains, unless another metric selects; ``None`` if
-    it has none."""
+    """The metric that selects and its value in a split: the mean over domains, unless another metric selects.
+
+    The value is ``None`` where it is undefined.
+    """
     if name := scores.get("selects"):
         return str(name), scores["metrics"][name]
     metric = str(scores["metric"])
@@ -228,7 +214,7 @@ def read_record(path: Path, config: RunConfig | None = None) -> RunRecord:
         hint = "" if "newer version" in reason else "; move or remove it"
         raise InputError(f"{str(path)!r} is not a run record ({reason}){hint}.") from error
     if config is not None and record.config.identity != config.identity:
-        changes = differences(record.config, config)
+        changes = record.config.differences(config)
         raise InputError(f"{str(path)!r} is the record of another run ({changes}); move or remove it.")
     return record
 

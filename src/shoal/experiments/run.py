@@ -88,15 +88,15 @@ def prepare(
     config: RunConfig,
     device: str | None = None,
     progress: Report | bool = False,
-    how: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     resumed: bool = False,
 ) -> Job:
     """The training that a configuration describes, checked and ready.
 
-    ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
-    that is ``resumed`` will get its weights from a checkpoint.
+    ``options`` are those of :data:`EXECUTION`. A run that is ``resumed`` will get its weights from a
+    checkpoint.
     """
-    check_names("option of how a run is done:", how or {}, HOW)
+    check_names("option that does not change results:", options or {}, EXECUTION)
     processes = Processes(device)
     where = processes.device
     with Progress(config.name, config.steps, progress is True and processes.main).phase("reading data"):
@@ -114,8 +114,8 @@ def prepare(
     else:
         data = _finished_on_device(config, data, where)
     chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
-    options = complete(**{**chosen, "device": device, "progress": progress, **(how or {})})
-    return Job(config.algorithm, model, data, options, label=config.name)
+    whole = complete(**{**chosen, "device": device, "progress": progress, **(options or {})})
+    return Job(config.algorithm, model, data, whole, label=config.name)
 
 
 def _finished_on_device(config: RunConfig, data: DomainData, device: torch.device) -> DomainData:
@@ -128,8 +128,8 @@ def _finished_on_device(config: RunConfig, data: DomainData, device: torch.devic
     return replace(data, examples=data.examples.on_device()) if on_device else data
 
 
-HOW = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
-"""Options that change no result."""
+EXECUTION = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
+"""Options that do not change results, such as ``workers`` or ``checkpoint_every``."""
 
 
 def start_from(model: nn.Module, path: str) -> None:
@@ -146,6 +146,7 @@ def start_from(model: nn.Module, path: str) -> None:
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
     if isinstance(features := getattr(model, "features", None), Backbone):
         features.has_weights()
+        model.weights = Path(path).name  # type: ignore[assignment]
 
 
 def run(
@@ -154,7 +155,7 @@ def run(
     folder: Path | None = None,
     *,
     progress: Report | bool = False,
-    how: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     weights: bool = True,
     wandb: str | None = None,
 ) -> RunRecord:
@@ -165,7 +166,7 @@ def run(
         device: device, such as ``cpu`` or ``cuda`` (default: CUDA if available).
         folder: folder of the log and checkpoints; a run that was interrupted there is resumed.
         progress: show progress on stderr, or a function that is called with the step and a note.
-        how: options that do not change results, such as ``workers`` or ``checkpoint_every``.
+        options: options that do not change results, see :data:`EXECUTION`.
         weights: keep the selected weights and the record in the folder.
         wandb: project of Weights & Biases.
 
@@ -174,30 +175,30 @@ def run(
     """
     from shoal.experiments import baselines  # which imports this module
 
-    how = dict(how or {})
+    options = dict(options or {})
     if baselines.is_one(config):
         return baselines.train(config, folder) if folder is not None and weights else baselines.run(config)
     if folder is None:
-        return _train(config, prepare(config, device, progress, how), None)
+        return _train(config, prepare(config, device, progress, options), None)
     if (ended := of_same_run(folder, config)) is not None:
-        if how.get("predictions"):
-            _predict(config, ended, device, folder, how)
+        if options.get("predictions"):
+            _predict(config, ended, device, folder, options)
         return ended
     resumed = Checkpoints(folder / "checkpoints").latest() is not None
     try:
-        job = prepare(config, device, progress, how, resumed)
+        job = prepare(config, device, progress, options, resumed)
     except InputError:
         with suppress(OSError):
             folder.rmdir()  # it was made for this run and nothing is in it
         raise
-    return _run_in_folder(config, job, folder, how, weights, wandb)
+    return _run_in_folder(config, job, folder, options, weights, wandb)
 
 
 def _run_in_folder(
     config: RunConfig,
     job: Job,
     folder: Path,
-    how: Mapping[str, Any],
+    options: Mapping[str, Any],
     weights: bool,
     wandb: str | None,
 ) -> RunRecord:
@@ -205,11 +206,11 @@ def _run_in_folder(
     setup = job.setup
     metadata = surroundings(setup.device, setup.processes.count)
     metadata["environment"] |= packages(config) | first_weights(config, setup.model)
-    metadata |= {"run": config.to_dict(), "how": dict(how)}
+    metadata |= {"run": config.to_dict(), "options": dict(options)}
     with Signals() as signals:
         given: dict[str, Any] = {"config": metadata, "wandb": wandb}
         journal = Journal(folder, setup.processes, **given)
-        if not weights and not how.get("checkpoint_every"):
+        if not weights and not options.get("checkpoint_every"):
             journal = BriefJournal(folder, setup.processes, signals=signals, **given)
         with journal:
             journal.begin(metadata)
@@ -254,11 +255,11 @@ class BriefJournal(Journal):
 
 
 def _predict(
-    config: RunConfig, record: RunRecord, device: str | None, folder: Path, how: Mapping[str, Any]
+    config: RunConfig, record: RunRecord, device: str | None, folder: Path, options: Mapping[str, Any]
 ) -> None:
     """Write the predictions of a finished run that was done without."""
     if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
-        setup = prepare(config, device, how=how, resumed=True).setup
+        setup = prepare(config, device, options=options, resumed=True).setup
         check_files(folder, record.files)
         setup.model.load_state_dict(load_weights(RunFolder(folder).model))
         write_predictions(setup, config, folder)

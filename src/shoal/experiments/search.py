@@ -22,14 +22,13 @@ Space = Mapping[str, Mapping[str, Any]]
 """Hyperparameter → ``default`` and one of ``choice``, ``uniform``, ``log10``, ``log2``. ``whole`` rounds
 down, as DomainBed's ``int`` does; so does ``of``, by which the whole number is then divided."""
 
-RATES: Mapping[bool, Space] = {
-    False: {"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}},
-    True: {"lr": {"default": 5e-5, "log10": [-5, -3.5]}},
+RATES: Mapping[str, Space] = {
+    "random": {"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}},
+    "pretrained": {"lr": {"default": 5e-5, "log10": [-5, -3.5]}},
+    "adapters": {"lr": {"default": 2e-4, "log10": [-4.5, -3]}},
 }
-"""The learning rate of random and of pretrained weights (which 1e-3 destroys): DomainBed's, for small and for
-large images."""
-ADAPTER_RATES: Space = {"lr": {"default": 2e-4, "log10": [-4.5, -3]}}
-"""The learning rate of adapters (LoRA) in pretrained weights."""
+"""The learning rate by the weights that are trained. Those of random and of pretrained weights (which 1e-3
+destroys) are DomainBed's, for small and for large images; adapters are LoRA's in pretrained weights."""
 WARMUP, LONGEST_WARMUP = 0.05, 500
 """The fraction of steps in which the learning rate of a pretrained model rises by default, and the most."""
 BASES = {"uniform": None, "log10": 10.0, "log2": 2.0}
@@ -44,8 +43,8 @@ def trials(config: RunConfig, count: int) -> list[RunConfig]:
     They depend on the seed. A trial's learning rate is the same for all algorithms. Pretrained weights have
     the search space for large images. A longer search starts with the trials of a shorter one.
     """
-    cls, rates = algorithm_class(config.algorithm), rates_of(config)
-    space = search_space(cls, "large" if is_pretrained(config) else "small")
+    cls, rates = algorithm_class(config.algorithm), RATES[weights_of(config)]
+    space = search_space(cls, "small" if rates is RATES["random"] else "large")
     first = replace(config, settings=changed(cls, sample(space, 0, 0)))
     return [first] + [
         replace(config, settings=sample(space, config.seed, n), **sample(rates, config.seed, n))
@@ -85,48 +84,38 @@ def _value(about: Mapping[str, Any], uniform: float) -> Any:
     return math.floor(value) if about.get("whole") else value
 
 
-def is_pretrained(config: RunConfig) -> bool:
-    """Whether pretrained weights are trained: those of a file, of timm or of a text encoder, not frozen."""
-    if config.model_options.get("frozen"):
-        return False
-    if config.weights is not None or "pretrained" in config.model_options:
-        return bool(config.weights is not None or config.model_options["pretrained"])
-    name = _backbone(config)
-    return name is not None and (models.language.known(name) or models.names_weights(name))
+def weights_of(config: RunConfig) -> str:
+    """Which weights are trained, as in :data:`RATES`: pretrained ones are those of a file, of timm or of a
+    text encoder, unless they are frozen."""
+    options = config.model_options
+    if options.get("frozen"):
+        return "random"
+    loads = inspect.signature(sets.registry.module(config.dataset).load).parameters.get("tokenizer")
+    name = config.model or (config.data_options.get("tokenizer", loads.default) if loads else None)
+    pretrained = config.weights is not None or options.get("pretrained", False)
+    if not pretrained and "pretrained" not in options and isinstance(name, str):
+        own = name in models.registry.names()
+        pretrained = not own and (models.language.known(name) or models.names_weights(name))
+    return ("adapters" if options.get("lora") is not None else "pretrained") if pretrained else "random"
 
 
-def _backbone(config: RunConfig) -> str | None:
-    """The name of the model of timm or transformers that is trained, if it is one."""
-    option = inspect.signature(sets.registry.module(config.dataset).load).parameters.get("tokenizer")
-    name = config.model or (config.data_options.get("tokenizer", option.default) if option else None)
-    return name if isinstance(name, str) and name not in models.registry.names() else None
-
-
-def rates_of(config: RunConfig) -> Space:
-    """The search space of the learning rate for the model of ``config``."""
-    pretrained = is_pretrained(config)
-    return ADAPTER_RATES if pretrained and _has_adapters(config) else RATES[pretrained]
-
-
-def _has_adapters(config: RunConfig) -> bool:
-    return config.model_options.get("lora") is not None
-
-
-def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:
+def with_rate(config: RunConfig) -> tuple[RunConfig, str]:
     """``config`` with a learning rate and a schedule, and a message where the model decided them.
 
     By default the learning rate depends on the model, and a pretrained one is warmed up.
     """
-    pretrained, message, warmup = is_pretrained(config), "", ""
-    rate = rates_of(config)["lr"]["default"] if lr is None else lr
-    if lr is None and schedule is None and pretrained:
-        steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
-        schedule, warmup = f"warmup:{steps}", f", with a warmup of {steps} step{'s' * (steps > 1)}"
-    if lr is None and pretrained:
-        what = "the model is pretrained" + " and has LoRA adapters" * _has_adapters(config)
-        message = f"{what}: learning rate {rate:g}{warmup}; set lr and schedule to change it"
-    if _has_adapters(config) and not pretrained:
+    weights, message = weights_of(config), ""
+    if config.model_options.get("lora") is not None and weights == "random":
         message = "the weights of the model are random, and LoRA does not train them; use pretrained weights"
+    if config.lr is not None:
+        return config, message
+    rate, schedule, warmup = RATES[weights]["lr"]["default"], config.schedule, ""
+    if weights != "random":
+        if schedule is None:
+            steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
+            schedule, warmup = f"warmup:{steps}", f", with a warmup of {steps} step{'s' * (steps > 1)}"
+        what = "the model is pretrained" + " and has LoRA adapters" * (weights == "adapters")
+        message = f"{what}: learning rate {rate:g}{warmup}; set lr and schedule to change it"
     return replace(config, lr=rate, schedule=schedule), message
 
 
@@ -136,7 +125,7 @@ def with_model_options(recipe: Recipe, config: RunConfig) -> RunConfig:
     Raises:
         InputError: the recipe is for pretrained weights, and there are none.
     """
-    if recipe.pretrained and not is_pretrained(config):
+    if recipe.pretrained and weights_of(config) == "random":
         raise InputError(
             f"{recipe.name!r} requires a pretrained model: set one with its weights, such as "
             "model='resnet50.tv_in1k', or set weights= to a file."

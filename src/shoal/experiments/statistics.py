@@ -4,16 +4,16 @@
 domains that were held out together, or seeds of one domain are a cluster. Clusters are independent of each
 other; what depends within a cluster, and how, does not matter.
 
-Intervals of means are Student's, from the cluster sums. Those of metrics that are no means (AUC, R² …) come
-from the jackknife that leaves out one block of clusters at a time. Shares have their interval on the scale of
-log odds, errors on that of logarithms. They describe sampling of entities within the same domains, not other
-domains.
+Intervals of means are Student's, from the cluster sums. Those of metrics (AUC, R² …) come from the jackknife
+that leaves out one block of clusters at a time, and are symmetric on the scale of log odds for shares, and on
+that of logarithms for errors. They describe sampling of entities within the same domains, not other domains.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ class Interval(NamedTuple):
     se: float | None
 
 
-def t_limit(level: float, dof: int) -> float:
+def t_limit(level: float, dof: float) -> float:
     """The limit that |t| stays below with probability ``level``, for Student's t.
 
     >>> round(t_limit(0.95, 4), 3)
@@ -148,24 +148,50 @@ class Estimate:
     undefined: str = ""
 
 
-def wilson(share: float, count: float, limit: float = Z) -> Estimate:
+SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float], Callable[[float], float]]] = {
+    "share": (logit, expit, lambda v: 1 / (v * (1 - v))),
+    "error": (math.log, lambda v: math.exp(min(v, 700.0)), lambda v: 1 / v),
+    "number": (float, float, lambda v: 1.0),
+}
+"""Where the interval of a metric is symmetric: a function, its inverse and its derivative."""
+
+
+def estimate(
+    metric: Callable[[Array], float], codes: Array, scale: str, fewest: int | None = None
+) -> Estimate:
+    """A metric of rows (given as their numbers) with its interval from the jackknife over clusters.
+
+    A share that is exactly 0 or 1 has Wilson's interval for ``fewest`` independent rows (default: the number
+    of clusters). There is no interval with one cluster, or where the metric is undefined (NaN) without some.
+    """
+    rows, count = np.arange(len(codes)), int(codes.max()) + 1
+    value, blocks = float(metric(rows)), min(count, BLOCKS)
+    if not math.isfinite(value):
+        return Estimate(None, undefined="one class" if math.isnan(value) else "infinite")
+    if scale == "share" and not 0 < value < 1:
+        return wilson(value, fewest or count)
+    if blocks < 2 or (scale == "error" and value <= 0):
+        return Estimate(value)
+    block = (np.random.default_rng(0).permutation(count) % blocks)[codes]
+    without = np.array([metric(rows[block != number]) for number in range(blocks)])
+    if np.isnan(without).any() or np.ptp(without) == 0:
+        return Estimate(value)
+    to, back, slope = SCALES[scale]
+    se = math.sqrt((blocks - 1) * float(without.var()))
+    reach = t_limit(0.95, blocks - 1) * se * slope(value)
+    return Estimate(value, float(back(to(value) - reach)), float(back(to(value) + reach)))
+
+
+def _share(happened: Array, codes: Array) -> Estimate:
+    return estimate(lambda rows: float(happened[rows].mean()), codes, "share")
+
+
+def wilson(share: float, count: float) -> Estimate:
     """A share of ``count`` independent rows with Wilson's interval, which has a width also at 0 and 1."""
-    square = limit**2 / count
+    square = Z**2 / count
     middle = (share + square / 2) / (1 + square)
-    half = limit * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
+    half = Z * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
     return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
-
-
-def share_interval(happened: Array, clusters: Array) -> Estimate:
-    """The share of rows with 1, with Wilson's interval for as many rows as the clusters are worth."""
-    share, entities = float(happened.mean()), int(clusters.max()) + 1
-    if entities == len(happened):
-        return wilson(share, entities)
-    se = mean_interval(happened, clusters).se
-    if se is None:
-        return Estimate(share)
-    count = min(share * (1 - share) / se**2, len(happened)) if se > 0 else entities
-    return wilson(share, count, t_limit(0.95, entities - 1))
 
 
 def classification(
@@ -180,39 +206,33 @@ def classification(
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    codes, count = codes_of(clusters, len(y)), probability.shape[1]
+    codes, count, present = codes_of(clusters, len(y)), probability.shape[1], np.unique(y)
     right = (probability.argmax(1) == y).astype(np.float64)
     with np.errstate(divide="ignore"):
         losses = -np.log(probability[np.arange(len(y)), y])
     squares = ((probability - np.eye(count)[y]) ** 2).sum(1) / (2 if count == 2 else 1)
-    present = np.unique(y)
     truth, score = (
         (y == 1, probability[:, 1]) if count == 2 else (y[:, None] == present, probability[:, present])
     )
     fewest = min(len(np.unique(codes[y == c])) for c in present)
 
-    def recall(y: Array, right: Array) -> float:
-        return float(np.mean([right[y == c].mean() for c in np.unique(y)]))
+    def share(metric: Callable[[Array], float], least: int = 1) -> Estimate:
+        """Of a metric that needs every class that is present, and at least so many."""
 
-    def share(metric: Callable[..., Any], *arrays: Array) -> Estimate:
-        value, se = _jackknife(metric, arrays, codes)
-        if not 0 < value < 1:  # a perfect one is worth as many independent rows as the rarest class has
-            return wilson(value, fewest)
-        if se is None:
-            return Estimate(value)
-        reach = t_limit(0.95, min(int(codes.max()), BLOCKS - 1)) * se / (value * (1 - value))
-        return Estimate(value, *expit([logit(value) - reach, logit(value) + reach]).tolist())
+        def known(rows: Array) -> float:
+            found = len(np.unique(y[rows]))
+            return metric(rows) if found == len(present) >= least else math.nan
 
-    found = {
-        "accuracy": share_interval(right, codes),
-        "balanced accuracy": share(recall, y, right),
-        "log loss": _error(losses, codes),
-        "Brier score": _error(squares, codes),
+        return estimate(known, codes, "share", fewest)
+
+    return {
+        "accuracy": _share(right, codes),
+        "balanced accuracy": share(lambda rows: np.mean([right[rows][y[rows] == c].mean() for c in present])),
+        "AUC": share(lambda rows: roc_auc_score(truth[rows], score[rows]), 2),
+        "average precision": share(lambda rows: average_precision_score(truth[rows], score[rows]), 2),
+        "log loss": estimate(lambda rows: losses[rows].mean(), codes, "error"),
+        "Brier score": estimate(lambda rows: squares[rows].mean(), codes, "error"),
     }
-    if len(present) > 1:
-        found["AUC"] = share(roc_auc_score, truth, score)
-        found["average precision"] = share(average_precision_score, truth, score)
-    return {name: found.get(name, Estimate(None, undefined="one class")) for name in CLASSIFICATION}
 
 
 def regression(
@@ -222,61 +242,18 @@ def regression(
     from sklearn.metrics import r2_score
 
     codes, error = codes_of(clusters, len(y)), output - y
-    bias = mean_interval(error, codes)
     explained = Estimate(None, undefined="the label is the same in all rows")
-    if np.ptp(y) > 0:
-        explained = Estimate(float(r2_score(y, output)))
-        if error.any():  # by the share that is not explained, which is an error
-            rest, se = _jackknife(lambda *rows: math.log(1 - r2_score(*rows)), (y, output), codes)
-            better, worse = _ends(math.exp(rest), se, codes)
-            explained = _changed(lambda rest: 1 - rest, Estimate(math.exp(rest), worse, better))
+    if np.ptp(y) > 0:  # 1 − R² is an error
+        rest = estimate(lambda rows: 1 - r2_score(y[rows], output[rows]), codes, "error")
+        ends = (None, None) if rest.high is None or rest.low is None else (1 - rest.high, 1 - rest.low)
+        explained = Estimate(float(r2_score(y, output)), *ends)
+    bias = mean_interval(error, codes)
     return {
-        "MAE": _error(np.abs(error), codes),
-        "RMSE": _changed(math.sqrt, _error(error**2, codes)),
+        "MAE": estimate(lambda rows: np.abs(error[rows]).mean(), codes, "error"),
+        "RMSE": estimate(lambda rows: math.sqrt((error[rows] ** 2).mean()), codes, "error"),
         "R²": explained,
         "mean error": Estimate(bias.mean, bias.low, bias.high),
     }
-
-
-def _changed(function: Callable[[float], float], found: Estimate) -> Estimate:
-    """A monotone function of a metric and its ends."""
-    value, low, high = (None if v is None else function(v) for v in (found.value, found.low, found.high))
-    return Estimate(value, low, high, found.undefined)
-
-
-def _jackknife(
-    metric: Callable[..., Any], arrays: Sequence[Array], codes: Array
-) -> tuple[float, float | None]:
-    """A metric of arrays, and its standard error from leaving out one block of clusters at a time."""
-    value, count = float(metric(*arrays)), int(codes.max()) + 1
-    blocks = min(count, BLOCKS)
-    block = (np.random.default_rng(0).permutation(count) % blocks)[codes]
-    without = []
-    for number in range(blocks if blocks > 1 else 0):
-        rest = [array[block != number] for array in arrays]
-        if len(np.unique(rest[0], axis=0)) < 2:  # one label is left: the metric depends on this block
-            return value, None
-        without.append(float(metric(*rest)))
-    return value, math.sqrt((blocks - 1) * float(np.var(without))) if without else None
-
-
-def _error(values: Array, codes: Array) -> Estimate:
-    """A mean of errors, on the scale of logarithms, by leaving out one cluster at a time."""
-    mean, sums, sizes = float(values.mean()), np.bincount(codes, values), np.bincount(codes)
-    if not math.isfinite(mean):
-        return Estimate(None, undefined="infinite")
-    if len(sums) < 2 or np.count_nonzero(sums) < 2:
-        return Estimate(mean)
-    without = np.log((sums.sum() - sums) / (len(values) - sizes))
-    return Estimate(mean, *_ends(mean, math.sqrt((len(sums) - 1) * float(without.var())), codes))
-
-
-def _ends(value: float, se: float | None, codes: Array) -> tuple[float | None, float | None]:
-    """Of an error, from the standard error of its logarithm."""
-    if se is None:
-        return None, None
-    reach = math.exp(min(t_limit(0.95, int(codes.max())) * se, 700.0))
-    return value / reach, value * reach
 
 
 def calibration(
@@ -296,17 +273,15 @@ def calibration(
     def error(outcome: Array) -> float:
         return float(np.abs(np.bincount(place, outcome - stated, BINS)).sum() / len(y))
 
-    rng, entities = np.random.default_rng(0), int(codes.max()) + 1
+    # A seed for every table: with one for all, chance would err in the same direction in all of them.
+    rng, entities = np.random.default_rng(zlib.crc32(np.unique(stated).tobytes())), int(codes.max()) + 1
     simulated = [error(rng.random(entities)[codes] < stated) for _ in range(SIMULATED)]
     bins = []
     for number in np.unique(place).tolist():
-        own = place == number
-        share = share_interval(happened[own], codes_of(codes[own], int(own.sum())))
-        ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": int(own.sum())}
+        own = np.flatnonzero(place == number)
+        share = _share(happened[own], codes_of(codes[own], len(own)))
+        ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": len(own)}
         mean = {"predicted": float(stated[own].mean()), "observed": share.value}
         bins.append({**ends, **mean, "low": share.low, "high": share.high})
-    return {
-        "error": error(happened),
-        "chance": float(np.quantile(simulated, 0.95, method="higher")),
-        "bins": bins,
-    }
+    chance = float(np.quantile(simulated, 0.95, method="higher"))
+    return {"error": error(happened), "chance": chance, "bins": bins}

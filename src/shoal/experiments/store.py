@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig, check_same_run
-from shoal.experiments.record import PYTHON, RunRecord, finite, read_record
+from shoal.experiments.record import PYTHON, RunRecord, finite, read_record, selection_score
 from shoal.files import write_atomically
 from shoal.training.folder import ONLY_FLOCK
 
@@ -29,7 +29,9 @@ COLUMNS = (
     *("step", "steps", "lr", "batch_size", "rule", "seconds", "device", "error", "identity", "path"),
 )
 """Columns that every table of runs has."""
-NAMED = 5
+PREFIXES = {"data_options": "data", "model_options": "model", "optimizer_options": "optimizer"}
+"""Prefixes of columns with options: ``data.seed`` and so on; others are the name of the field."""
+SHOWN = 5
 """Unreadable files that a warning names."""
 
 
@@ -68,53 +70,35 @@ class Store:
         return self.folder / "working"
 
     def path(self, config: RunConfig) -> Path:
-        """Return the path of the record of a run.
-
-        Args:
-            config: configuration of the run.
-        """
-        if self.weights:
-            return self.workplace(config) / "record.json"
-        return self.folder / f"{config.identity}.json"
+        """Return the path of the record of a run."""
+        return self.workplace(config) / "record.json" if self.weights else self._named(config, "", ".json")
 
     def workplace(self, config: RunConfig) -> Path:
-        """Return the folder of an active run, with its log and checkpoints.
-
-        Args:
-            config: configuration of the run.
-        """
-        return self.folder / f"seed-{config.seed}" if self.weights else self.working / config.identity
+        """Return the folder of an active run, with its log and checkpoints."""
+        return self.folder / f"seed-{config.seed}" if self.weights else self._named(config, "working")
 
     def predictions(self, config: RunConfig) -> Path:
-        """Return the folder of the predictions of a run.
-
-        Args:
-            config: configuration of the run.
-        """
-        if self.weights:
-            return self.workplace(config) / "predictions"
-        return self.folder / "predictions" / config.identity
+        """Return the folder of the predictions of a run."""
+        own = self.weights
+        return self.workplace(config) / "predictions" if own else self._named(config, "predictions")
 
     def progress(self, config: RunConfig) -> Path:
-        """Return the path of the file with the current step of an active run.
+        """Return the path of the file with the current step of an active run."""
+        return self._named(config, "working", ".progress")
 
-        Args:
-            config: configuration of the run.
-        """
-        return self.working / f"{config.identity}.progress"
+    def _named(self, config: RunConfig, folder: str, ending: str = "") -> Path:
+        return self.folder / folder / f"{config.identity}{ending}"
 
     def save(self, record: RunRecord) -> None:
         """Write a record, with predictions, and remove the working files of a run that did not fail.
 
-        If the process is killed, what is half written is in the folder of the active run.
-
-        Args:
-            record: the record.
+        If the process is killed, what is half written is in the folder of the active run. Runs that keep
+        their weights write their records themselves, unless they fail.
         """
         config, place = record.config, self.workplace(record.config)
-        draft = place / "record.json"
-        if not (self.weights and draft.exists()):  # which the run itself has written
-            write_atomically(draft, json.dumps(record.to_dict(), default=dict).encode())
+        if self.weights and record.status != "failed":
+            return
+        write_atomically(place / "record.json", json.dumps(record.to_dict(), default=dict).encode())
         if self.weights:
             return
         if (place / "predictions").is_dir():
@@ -122,31 +106,19 @@ class Store:
             shutil.rmtree(target, ignore_errors=True)
             target.parent.mkdir(parents=True, exist_ok=True)
             (place / "predictions").replace(target)
-        draft.replace(self.path(config))
+        (place / "record.json").replace(self.path(config))
         if record.status != "failed":
             shutil.rmtree(place, ignore_errors=True)
         for empty in (place, self.working):
             with contextlib.suppress(OSError):
                 empty.rmdir()
 
-    def fail(self, config: RunConfig, error: str, traceback: str = "") -> RunRecord:
-        """Record that a run failed; its checkpoints are kept, and the next call repeats it.
+    def fail(self, config: RunConfig, error: str, traceback: str = "") -> None:
+        """Record that a run failed; its checkpoints are kept, and the next call repeats it."""
+        self.save(RunRecord(config, "failed", (), -1, "", 0.0, {}, error=error, traceback=traceback))
 
-        Args:
-            config: configuration of the run.
-            error: error message.
-            traceback: traceback.
-        """
-        record = RunRecord(config, "failed", (), -1, "", 0.0, {}, error=error, traceback=traceback)
-        self.save(record)
-        return record
-
-    def look(self, config: RunConfig) -> RunRecord | None:
-        """Return the record of a run, whatever its status, or ``None``.
-
-        Args:
-            config: configuration of the run.
-        """
+    def read(self, config: RunConfig) -> RunRecord | None:
+        """Return the record of a run, whatever its status, or ``None``."""
         path = self.path(config)
         if self.weights:
             check_same_run(path.parent, config)
@@ -154,66 +126,58 @@ class Store:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        except OSError:
+            return read_record(path)  # which says why not
         version = status.st_size, status.st_mtime_ns, status.st_ino
         if path not in self._cache or self._cache[path][0] != version:
             self._cache[path] = version, read_record(path, config)
         return self._cache[path][1]
 
     def find(self, config: RunConfig) -> RunRecord | None:
-        """Return the record of a run that finished or diverged, or ``None``.
-
-        Args:
-            config: configuration of the run.
-        """
-        record = self.look(config)
+        """Return the record of a run that finished or diverged, or ``None``."""
+        record = self.read(config)
         return None if record is None or record.status == "failed" else record
 
     def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
-        """Return the runs that are missing, including failed ones; unusable records raise an error.
-
-        Args:
-            configs: configurations of the runs.
-        """
-        return [c for c in configs if self.find(c) is None]
+        """Return the runs that are missing, including failed ones, each once."""
+        return [c for c in {c.identity: c for c in configs}.values() if self.find(c) is None]
 
     def found(self, configs: Iterable[RunConfig]) -> list[RunRecord]:
-        """Return the existing records of these configurations, with their labels.
-
-        Args:
-            configs: configurations of the runs.
-        """
+        """Return the records of those runs that finished or diverged, with the labels of ``configs``."""
         pairs = ((config, self.find(config)) for config in configs)
         return [replace(record, config=config) for config, record in pairs if record is not None]
-
-    def all(self) -> list[RunRecord]:
-        """Return all records, including those of failed runs."""
-        pattern = "seed-*/record.json" if self.weights else "*.json"
-        return [read_record(path) for path in sorted(self.folder.glob(pattern))]
 
     def frame(self) -> pandas.DataFrame:
         """Return the runs in the folder and its subfolders, one row per run; see :func:`shoal.results`."""
         import pandas
 
-        records, broken = read_runs(self.folder)
-        if broken:
-            more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
-            reasons = "; ".join(reason.rstrip(".") for reason in list(broken.values())[:NAMED])
-            warnings.warn(f"{reasons}{more}.", stacklevel=3)
-        rows = [row_of(r) | {"path": p.relative_to(self.folder).as_posix()} for p, r in records.items()]
-        frame = pandas.DataFrame(rows)
-        return frame.reindex(columns=[*COLUMNS, *sorted(set(frame.columns) - set(COLUMNS))])
+        if not self.folder.is_dir():
+            raise InputError(f"there is no folder {str(self.folder)!r}.")
+        names, rows, errors = re.compile(r"record\.json|[0-9a-f]{16}\.json"), {}, []
+        paths = [p for p in self.folder.rglob("*.json") if names.fullmatch(p.name) and p.is_file()]
+        for path in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p)):
+            try:
+                record = read_record(path)
+            except InputError as error:
+                errors.append(str(error).rstrip("."))
+            else:  # of several records of a run the newest counts; those of `fit` do not tell their data
+                own = str(path) if record.config.dataset == PYTHON else ""
+                place = path.relative_to(self.folder).as_posix()
+                rows[record.config.identity, own] = _row(record) | {"path": place}
+        if errors:
+            more = f" and {len(errors) - SHOWN:,} more" if len(errors) > SHOWN else ""
+            warnings.warn(f"{'; '.join(errors[:SHOWN])}{more}.", stacklevel=3)
+        frame = pandas.DataFrame(list(rows.values()), columns=None if rows else [*COLUMNS])
+        frame = frame.reindex(columns=[*COLUMNS, *sorted(set(frame.columns) - set(COLUMNS))])
+        return frame.sort_values(["dataset", "name", "held_out", "seed", "path"], ignore_index=True)
 
     @contextlib.contextmanager
     def lock(self, config: RunConfig, wait: Callable[[], None]) -> Iterator[None]:
         """Lock a run within the block. The lock ends with the process, however that ends.
 
-        Args:
-            config: configuration of the run.
-            wait: called repeatedly while another process has the run; it may raise an exception.
+        While another process has the run, ``wait`` is called repeatedly; it may raise an exception.
         """
-        path = self.working / f"{config.identity}.lock"
+        path = self._named(config, "working", ".lock")
         lock = FileLock(path, **ONLY_FLOCK)
         while not lock.is_locked:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,108 +200,49 @@ class Store:
                 self.working.rmdir()
 
     def clean(self, configs: Iterable[RunConfig]) -> None:
-        """Remove what killed processes have left of runs that have a record.
+        """Remove what killed processes have left of runs that have a record."""
 
-        Args:
-            configs: configurations of the runs.
-        """
-        names = {path.name.partition(".")[0] for path in self.working.glob("*")}
+        def give_up() -> None:
+            raise Timeout("")
+
+        left = {path.name.partition(".")[0] for path in self.working.glob("*")}
         for config in configs:
-            if config.identity in names and self.find(config) is not None:
-                with contextlib.suppress(Timeout), self.lock(config, _give_up):
+            if config.identity in left and self.find(config) is not None:
+                with contextlib.suppress(Timeout), self.lock(config, give_up):
                     if not self.weights:
                         shutil.rmtree(self.workplace(config), ignore_errors=True)
 
 
-def _give_up() -> None:
-    raise Timeout("")
-
-
-def read_runs(folder: Path) -> tuple[dict[Path, RunRecord], dict[Path, str]]:
-    """The newest record of each run in a folder and its subfolders, and files that are no records, with why.
-
-    Runs of :func:`shoal.fit` are distinguished by their folder: their data and model are not recorded.
-    """
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {str(folder)!r}.")
-    newest: dict[str, tuple[Path, RunRecord]] = {}
-    broken: dict[Path, str] = {}
-    names = re.compile(r"record\.json|[0-9a-f]{16}\.json")
-    paths = [p for p in folder.rglob("*.json") if names.fullmatch(p.name) and p.is_file()]
-    for path in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p)):
-        try:
-            record = read_record(path)
-        except InputError as error:
-            broken[path] = str(error)
-        else:
-            newest[identity(record, path)] = path, record
-
-    def order(item: tuple[Path, RunRecord]) -> tuple[Any, ...]:
-        config = item[1].config
-        return config.dataset, config.name, held_out_domains(item[1]) or "", config.seed, item[0]
-
-    return dict(sorted(newest.values(), key=order)), broken
-
-
-def identity(record: RunRecord, path: str | Path) -> str:
-    """What identifies a run that is recorded in the file ``path``."""
-    own = record.config.identity
-    return f"{own} {path}" if record.config.dataset == PYTHON else own
-
-
-SHORT = {"data_options": "data", "model_options": "model", "optimizer_options": "optimizer"}
-"""Prefixes of columns with options: ``data.seed`` and so on."""
-
-
-def row_of(record: RunRecord) -> dict[str, Any]:
-    """A record as a row of a table, without missing values. A run that diverged has no scores."""
-    config = record.config
-    row: dict[str, Any] = {}
+def _row(record: RunRecord) -> dict[str, Any]:
+    """A record as a row of a table. A run that diverged or failed has no scores."""
+    config, row = record.config, dict[str, Any]()
     for name, value in config.to_dict().items():
         if isinstance(value, Mapping):
-            row |= {f"{SHORT.get(name, name)}.{key}": content for key, content in value.items()}
-        else:
-            row[name] = value
-    del row["label"]
-    row["selects"] = row.pop("metric")
-    row |= {
-        "identity": config.identity,
-        "name": config.name,
-        "status": record.status,
-        "rule": record.rule,
-        "seconds": record.seconds,
-        "device": record.environment.get("device"),
-        "error": record.error or None,
-        "held_out": held_out_domains(record),
-    }
+            row |= {f"{PREFIXES.get(name, name)}.{key}": content for key, content in value.items()}
+        elif name != "label":
+            row["selects" if name == "metric" else name] = value
+    names = config.held_out
     if record.history:
-        scores = record.history[-1]["scores"]
-        if scores:
-            last = scores["test" if "test" in scores else next(iter(scores))]
-            row |= {"metric": last["metric"], "selects": last.get("selects", row["selects"])}
+        last = record.history[-1]["scores"]
+        if last:
+            row["metric"], _ = selection_score(last.get("test") or next(iter(last.values())))
         row["step"] = record.history[record.selected]["step"]
+        test = list(last.get("test", {}).get("domains", ()))
+        names = test if names is None and 0 < len(test) <= 3 else names
         if record.status == "finished":
-            row |= _score_columns(record.chosen, "") | _score_columns(scores, "_last")
+            row |= _scores(record.scores, "") | _scores(last, "_last")
+    row["held_out"] = ", ".join(map(str, names)) if isinstance(names, list | tuple) else names
+    row |= {name: getattr(record, name) for name in ("status", "rule", "seconds")}
+    row |= {"identity": config.identity, "name": config.name, "device": record.environment.get("device")}
+    row["error"] = record.error or None
     return {name: value for name, value in row.items() if value is not None}
 
 
-def held_out_domains(record: RunRecord) -> str | None:
-    """The domains that the configuration holds out, else those of the test split if they are few."""
-    config = record.config
-    names = config.data_options.get("held_out", config.protocol.get("held_out"))
-    if names is None and record.history:
-        test = list(record.history[-1]["scores"].get("test", {}).get("domains", ()))
-        names = test if 0 < len(test) <= 3 else None
-    if names is None:
-        return None
-    return ", ".join(map(str, names)) if isinstance(names, list | tuple) else str(names)
-
-
-def _score_columns(scores: Mapping[str, Any], ending: str) -> dict[str, float | None]:
+def _scores(scores: Mapping[str, Any], ending: str) -> dict[str, float | None]:
     """``test``, ``test.DOMAIN`` and ``test.METRIC`` for every split."""
     row: dict[str, float | None] = {}
     for split, values in scores.items():
-        row[split + ending] = finite(values["average"])
+        row[split + ending] = finite(selection_score(values)[1])
         each = {**values.get("metrics", {}), **values["domains"]}
         row |= {f"{split}{ending}.{name}": finite(value) for name, value in each.items()}
     return row

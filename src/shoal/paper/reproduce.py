@@ -121,7 +121,7 @@ class Request:
         return [part for part in known if part in (self.only or known)]
 
     def run(
-        self, configs: Iterable[RunConfig], how: Mapping[str, Any] | None = None
+        self, configs: Iterable[RunConfig], options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, RunRecord], list[str]]:
         """Do the runs that are missing in the experiment's folder.
 
@@ -133,7 +133,7 @@ class Request:
 
         unique = {config.identity: config for config in configs}
         where: dict[str, Any] = {k: getattr(self, k) for k in ("engine", "device", "jobs", "progress")}
-        outcome = execute(list(unique.values()), Store(self.out / self.name), how=how, **where)
+        outcome = execute(list(unique.values()), Store(self.out / self.name), options=options, **where)
         failed = [
             f"failed: {unique[key].name} on {unique[key].dataset}, seed {unique[key].seed}: {error}"
             for key, error in outcome.failed.items()

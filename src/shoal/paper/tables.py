@@ -37,7 +37,7 @@ def sweep_plan(dataset: str, rows: Sequence[Variant], quick: bool, **options: An
 
 def sweep_scores(column: Column, rows: Sequence[Variant], records: Iterable[RunRecord]) -> Scores:
     """The mean over held-out domains, by training-domain validation."""
-    found = selection.results(selection.sweep(column.runs, records), column.dataset)
+    (found,) = selection.sweep_results(column.runs, list(records))
     values = {row["algorithm"]: row["average"]["values"] for row in found["rows"]}
     return {row.label: values[row.name] for row in rows}
 

@@ -72,9 +72,10 @@ def plan(dataset: str, request: Request) -> list[RunConfig]:
 
 def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]]:
     """Agreement and scores of the constant classifiers."""
-    trainer = prepare(replace(config, warm_start=None), device, how={"track_every": 1}).trainer
+    trainer = prepare(replace(config, warm_start=None), device, options={"track_every": 1}).trainer
     training, track = trainer.setup, trainer.tracking
-    task, steps = training.task, min(CONSTANT_STEPS, config.steps)
+    task = training.task
+    steps = min(CONSTANT_STEPS, config.steps)
     batches = list(training.loader(training.sampler, 0, steps))
     head: Any = find_head(training.model, batches[0].x)
     labels = torch.cat([batch.y for batch in batches])
@@ -174,8 +175,8 @@ def reproduce(request: Request) -> Reproduction:
     names = request.datasets or ("cdsprites",)
     check_names("dataset of tracking:", names, ["cdsprites", *recipes.datasets()])
     plans = {name: plan(name, request) for name in names}
-    how = {"track_every": QUICK_EVERY if request.quick else 1, "track_after": True}
-    records, failed = request.run((c for configs in plans.values() for c in configs), how)
+    options = {"track_every": QUICK_EVERY if request.quick else 1, "track_after": True}
+    records, failed = request.run((c for configs in plans.values() for c in configs), options)
     failed += [f"diverged: {r.config.name}: {r.error}" for r in records.values() if r.status != "finished"]
     tables, figures, data = {}, {}, {}
     for name, configs in plans.items():

@@ -74,7 +74,7 @@ def difference(result: Mapping[str, Any], one: str, other: str) -> Chart | None:
     values = {name: a - b for name, (a, b) in pairs.items() if a is not None and b is not None}
     if not values or len(values) < len(pairs):
         return None
-    folds = {trial["held_out"]: trial["fold"] for trial in result["trials"]}
+    folds = {case["held_out"]: case["fold"] for case in result["cases"]}
     found = mean_interval(list(values.values()), [folds.get(name, name) for name in values])
     return {"values": values, **found._asdict()} | (
         dict.fromkeys(("low", "high")) if len(values) < LEAST_DOMAINS else {}

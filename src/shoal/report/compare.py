@@ -45,8 +45,7 @@ def cell(values: Mapping[str, Any] | None, error: str = "sd", sign: str = "") ->
     """Mean ± deviation over seeds, with their number if some have no score; else why there is none."""
     if values is None or values["mean"] is None:
         values = values or {}
-        states = [name for name, count in values.get("trials", {}).items() if count]
-        return next((state for state in STATES if state in (*states, *values.get("status", ()))), "–")
+        return next((state for state in STATES if state in values.get("status", ())), "–")
     known, every = sum(v is not None for v in values["values"]), len(values["values"])
     text = number(values["mean"], values["metric"], sign, values[error])
     return text if known == every else f"{text} ({known} of {every})"
@@ -87,9 +86,9 @@ def _line(
         worst = row["worst"] and f"{number(row['worst']['mean'], metric)} "
         worst = worst and f"{worst}({written(clean(row['worst']['domain']))})"
         line += [(f"average {of}", cell(row["average"])), ("worst domain", worst or "–")]
-    every = [(name, v["mean"]) for other in result["rows"] for name, v in other["also"].items()]
+    every = [(name, v["mean"]) for other in result["rows"] for name, v in other["metrics"].items()]
     also = dict.fromkeys(name for name, mean in every if mean is not None)
-    line += [(f"average {name}" if several else name, cell(row["also"].get(name))) for name in also]
+    line += [(f"average {name}" if several else name, cell(row["metrics"].get(name))) for name in also]
     if baseline:
         same = row["algorithm"] == baseline
         line.append((f"difference to {baseline}", "–" if same else cell(row["difference"], sign="+")))
@@ -114,45 +113,46 @@ def recommended(result: Result) -> list[str]:
     about, metric = result.get("recommendation"), result["metric"]
     if about is None:
         return []
-    domains, rows = about["domains"], {row["algorithm"]: row for row in result["rows"]}
-    if about["take"] is None:
-        first = (
-            f"No recommendation: {many(domains, 'held-out domain')}; at least {about['needed']} are needed."
-        )
-        return [first, clean(f"Start with {_described(about['begin'])}, the simplest algorithm.")]
     percent, points = (" %", " percentage points") if metric == "accuracy" else ("", "")
-    take, best, chance = rows[about["take"]], rows[about["best"]], about.get("majority")
-    average, worst = (f"{number(take[part]['mean'], metric)}{percent}" for part in ("average", "worst"))
+    domains, nearest, tied = about["domains"], _described(about["nearest"]), about["tied"]
+    row = next(row for row in result["rows"] if row["algorithm"] == about["nearest"])
+
+    def ends(low: float, high: float, sign: str = "") -> str:
+        return f"{number(low, metric, sign)} to {number(high, metric, sign)}"
+
+    def gap(difference: Mapping[str, Any]) -> str:
+        interval = ends(difference["low"], difference["high"], "+")
+        return f"{number(difference['mean'], metric, '+')}{points} (95 % interval {interval})"
+
+    if about["state"] == "few":
+        least = "at least three, held out in three groups, are needed"
+        first = f"No recommendation: {many(domains, 'held-out domain')}; {least}."
+        return [first, clean(f"Start with {nearest}, the simplest algorithm.")]
+    if about["state"] == "majority":
+        why = "is not shown to beat a constant prediction (the majority baseline)"
+        return [clean(f"No recommendation: {nearest} {why}: {gap(about['majority'])}.")]
+    first = f"Use {nearest}"
+    if about["state"] == "tied":
+        first = f"Tied: {listed([about['row'], *tied])} cannot be told apart on {domains} domains. {first}"
+        first += ", the simplest"
+    worst = f"{number(row['worst']['mean'], metric)}{percent} ({row['worst']['domain']})"
     lines = [
-        f"Use {_described(about['take'])}.",
-        f"Its expected {metric} on a new domain is about {average}, the average over {domains} held-out "
-        f"domains; on the worst of them ({take['worst']['domain']}) it was {worst}.",
+        f"{first}.",
+        f"Expect {metric} {number(about['expected'], metric)}{percent} on a new domain: "
+        f"{ends(*about['mean'])} on average, {ends(*about['new_domain'])} in a single one (95 % intervals "
+        f"from {domains} held-out domains, of which the worst had {worst}).",
     ]
-    if other := about.get("second") or about.get("behind"):
-        gap = f"{number(abs(other['difference']), metric)}{points}, standard error "
-        gap += f"{number(other['se'], metric)} (paired by domain, {domains} domains)"
-        top = "best average" + " of all but controls" * any(row["control"] for row in result["rows"])
-        score = f"{best['algorithm']} ({number(best['average']['mean'], metric)}{percent})"
-        if take is best:
-            lines.append(f"It has the {top}; the next best, {other['row']}, is worse by {gap}.")
-        else:
-            simplest = f"It is the simplest algorithm within one standard error of the {top}"
-            lines.append(f"{simplest}, that of {score}: the difference is {gap}.")
-    if chance and not chance["sure"]:
-        gain = (
-            f"{number(chance['difference'], metric, '+')}{points}, 95 % interval {_interval(chance, metric)}"
+    lines += [
+        f"Its difference to {other['to']} is {gap(other)}."
+        for other in (about["reference"], about["alternative"])
+        if other and (other is about["alternative"] or other["to"] != about["alternative"]["to"])
+    ]
+    if (least := about["detectable"]) is not None:
+        more = (
+            f"With {domains} domains, differences below {number(least, metric)}{points} usually go unnoticed"
         )
-        constant = "a constant prediction (the majority baseline)"
-        if chance["better"]:
-            lines.append(f"Its improvement over {constant} is uncertain: {gain}.")
-        else:
-            why = f"is not better than {constant} by more than one standard error: {gain}"
-            lines[0] = f"No recommendation: {_described(about['take'])} {why}."
-    if (least := about.get("detectable")) is not None:
-        lines.append(
-            f"With {domains} domains, differences of less than {number(least, metric)}{points} would usually "
-            "not be detected (paired t test at the 5 % level, power 80 %)."
-        )
+        needed = about["domains_needed"] and f"{about['domains_needed']:,} domains would usually tell it"
+        lines.append(f"{more}{f'; {needed} from ' + about['alternative']['to'] if needed else ''}.")
     return [clean(line) for line in lines]
 
 
@@ -178,7 +178,7 @@ def protocol(result: Result) -> list[str]:
     trials = (
         f"the defaults and {many(search - 1, 'trial')} of random search" if search > 1 else "the defaults"
     )
-    folds, fits = result.get("folds"), result.get("fits", 0)
+    folds, fits = result.get("folds"), result.get("baseline_fits", 0)
     runs = f"{result['runs'] - result['runs_missing'] - fits:,} runs of {result['steps']:,} steps"
     on = f" on {', '.join(result['devices'])}" if result["devices"] else ""
     baselines = f", and {many(fits, 'fit')} of baselines" if fits else ""
@@ -211,7 +211,7 @@ def notes(result: Result) -> list[str]:
         lines.append(f"Diverged runs, which were not selected: {', '.join(diverged)}.")
     for metric, names in result.get("undefined", {}).items():
         lines.append(f"{metric} is undefined in {listed(names)}; its average is over the other domains.")
-    if lost := dict.fromkeys(t["held_out"] for t in result["trials"] if t["status"] == "undefined"):
+    if lost := dict.fromkeys(t["held_out"] for t in result["cases"] if t["status"] == "undefined"):
         lines.append(
             f"The metric is undefined in some cases with these domains held out: {listed(list(lost))}."
         )
@@ -247,18 +247,19 @@ def markdown(result: Result) -> str:
     return "\n".join([title, "", *first, "", table(result, html.escape).markdown(), "", *rest, ""])
 
 
-COLUMNS = ("algorithm", "held_out", "seed", "status", "metric", "test", "validation", "chosen", "lr", "step")
+COLUMNS = ("algorithm", "held_out", "seed", "status", "metric", "score", "selection_score", "trial")
 
 
 def as_csv(result: Result) -> str:
     """A line for every algorithm, held-out domain and seed, with the selected settings as JSON."""
-    lines: list[list[Any]] = [[*COLUMNS, "average", "worst", "worst_domain", "settings"]]
+    lines: list[list[Any]] = [[*COLUMNS, "lr", "step", "average", "worst", "worst_domain", "settings"]]
     rows = {row["algorithm"]: row for row in result["rows"]}
-    for trial in result["trials"]:
+    for trial in result["cases"]:
         row, settings = rows[trial["algorithm"]], trial.get("settings")
         worst = row["worst"] or {}
         whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
-        lines.append([*map(trial.get, COLUMNS), *whole, "" if settings is None else json.dumps(settings)])
+        cells = [*map(trial.get, (*COLUMNS, "lr", "step")), *whole]
+        lines.append([*cells, "" if settings is None else json.dumps(settings)])
     return rows_as_csv(lines)
 
 

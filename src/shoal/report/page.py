@@ -14,7 +14,6 @@ from typing import Any
 import shoal
 from shoal.experiments.progress import duration
 from shoal.experiments.record import RunRecord
-from shoal.experiments.selection import Key, key_of
 from shoal.experiments.statistics import summarize
 from shoal.report import charts, compare, diagnose, runs
 from shoal.report import columns as of_columns
@@ -43,9 +42,10 @@ def comparison_page(
         result["metric"],
     )
     about = result.get("recommendation") or {}
-    better = about.get("majority", {"better": True})["better"]
-    take, other = about.get("take"), about.get("reference") if better else "majority"
-    first = take or about.get("begin") or result["baseline"] or next(iter(rows))
+    better = about.get("row") is not None
+    take, versus = about.get("nearest"), about.get("alternative" if better else "majority")
+    other = versus and versus["to"]
+    first = take or result["baseline"] or next(iter(rows))
     decision = charts.difference(result, take, other) if take and other else None
     found = {row: charts.difference(result, row, first) for row in rows if row != first}
     pairs = {row: pair for row, pair in found.items() if pair}
@@ -55,7 +55,7 @@ def comparison_page(
     marks |= {take: "recommended"} if better else {}
     table = compare.table(result, most=0)
     cells = {name: [compare.cell(row["domains"][name]) for row in rows.values()] for name in held_out}
-    selected = {trial["run"] for trial in result["trials"] if trial["chosen"] is not None}
+    selected = {case["run"] for case in result["cases"]}
     shown = [record for record in records if record.config.identity in selected]
     lost = f"{result['runs_missing']:,} of {result['runs']:,} runs are missing"
     why = f" yet: {lost}" if result["runs_missing"] else ": no algorithm has a score in every case"
@@ -96,19 +96,14 @@ def sweep_page(
     first = next(iter(results.values()))
     tables, protocol = [], list[str]()
     for rule, found in results.items():
-        tables += [(f"{own['dataset']}, {own['words']}", runs.dataset_table(own)) for own in found]
+        tables += [(f"{own['dataset']}, {own['rule_name']}", runs.dataset_table(own)) for own in found]
         tables += [(f"All datasets, {rule}", runs.overall_table(found))] if len(found) > 1 else []
         protocol += runs.sweep_notes(found)
-    chosen = {
-        Key(own["dataset"], choice["algorithm"], (choice["held_out"],), *(choice[n] for n in Key._fields[3:]))
-        for own in first
-        for choice in own["choices"]
-    }
+    selected = {case["run"] for own in first for case in own["cases"]}
     panels: dict[str, list[RunRecord]] = {}
     for record in records:
-        if record.config.protocol and key_of(record.config) in chosen:
+        if record.config.identity in selected:
             panels.setdefault(f"{record.config.name} on {record.config.dataset}", []).append(record)
-    selected = {record.config.identity for own in panels.values() for record in own}
     title = title or f"Sweep of {listed([own['dataset'] for own in first])}"
     return _page(title, records, panels, selected, None, notes, tables=tables, protocol=protocol)
 
@@ -192,7 +187,7 @@ def _page(
 def _held_out(record: RunRecord) -> str:
     config = record.config
     names = config.data_options.get("held_out") or config.protocol.get("held_out")
-    names = [names] if isinstance(names, str) else names or record.chosen.get("test", {}).get("domains", ())
+    names = [names] if isinstance(names, str) else names or record.scores.get("test", {}).get("domains", ())
     return listed(list(map(str, names)))
 
 

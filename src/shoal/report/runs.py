@@ -55,7 +55,7 @@ def _table(scores: Sequence[Result], more: Sequence[str], mean: str = "") -> Tab
 
 
 def dataset_table(result: Result) -> Table:
-    """A dataset of a sweep (:func:`shoal.experiments.selection.results`): a column for every domain."""
+    """A dataset of a sweep (:func:`shoal.experiments.selection.sweep_results`): a column for every domain."""
     unit = _unit(result["metric"])
     table = Table(["algorithm", *(f"{name}, {unit}" for name in (*result["held_out"], "average"))])
     for row in result["rows"]:
@@ -87,8 +87,8 @@ def sweep_notes(results: Sequence[Result]) -> list[str]:
         over = f"mean ± standard error over {seeds} seeds" if seeds > 1 else "one seed"
         search = f"selected from {trials} trials of random search" if trials > 1 else "with the defaults"
         unit = f"{_unit(result['metric'])} on the in-split of the held-out domain"
-        lines.append(f"{result['dataset']}: {unit}; {over}; {result['words']} {search}.")
-        if diverged := sum(row["diverged"] for row in result["rows"]):
+        lines.append(f"{result['dataset']}: {unit}; {over}; {result['rule_name']} {search}.")
+        if diverged := sum(row["average"]["status"].get("diverged", 0) for row in result["rows"]):
             lines.append(f"{result['dataset']}: cases without a score because runs diverged: {diverged}.")
         if missing:
             lines.append(f"{result['dataset']}: {len(missing):,} missing: {listed(missing)}.")

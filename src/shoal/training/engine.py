@@ -60,7 +60,7 @@ class Engine:
         auxiliary: Mapping[str, Optimizer] | None = None,
     ) -> None:
         self.algorithm, self.optimizer, self.auxiliary = algorithm, optimizer, dict(auxiliary or {})
-        self.params = _parameters(optimizer)
+        self.params: list[Tensor] = _parameters(optimizer)
         self.device = self.params[0].device
         self.processes = processes or Processes.alone(self.device)
         self.share, self.clip, self.accumulate = share, clip, accumulate
@@ -69,7 +69,7 @@ class Engine:
             # Weights change within a step, so their half-precision copies must not outlive their use.
             self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, cache_enabled=False)
         self.extra_loss: ExtraLoss | None = None
-        self.gradient_hooks: list[Callable[[Sequence[nn.Parameter], Sequence[Tensor]], list[Tensor]]] = []
+        self.gradient_hooks: list[Callable[[Sequence[Any], Sequence[Tensor]], list[Tensor]]] = []
         self._norms: list[Tensor] = []
         for each in (optimizer, *self.auxiliary.values()):
             _use_fused(each)
@@ -226,15 +226,20 @@ class Engine:
     @torch.no_grad()
     def apply(self, gradient: Sequence[Tensor], auxiliary: str | None = None) -> None:
         optimizer = self.optimizer if auxiliary is None else self.auxiliary[auxiliary]
-        params = self.params if auxiliary is None else _parameters(optimizer)
+        params, gradients = self.params if auxiliary is None else _parameters(optimizer), list(gradient)
         if auxiliary is None:
             for hook in self.gradient_hooks:
-                gradient = hook(params, gradient)
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
+                gradients = hook(params, gradients)
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             self._norms.append(norm)
             if self.clip is not None:
-                gradient = torch._foreach_mul(gradient, (self.clip / norm).clamp(max=1.0))
-        for p, g in zip(params, gradient, strict=True):
+                gradients = list(torch._foreach_mul(gradients, (self.clip / norm).clamp(max=1.0)))
+        if len(gradients) != len(params):
+            raise InputError(
+                f"there are {len(gradients)} gradients for {len(params)} parameters; the algorithm must give "
+                "one for each of engine.params, in their order."
+            )
+        for p, g in zip(params, gradients, strict=True):
             p.grad = like(g, p) if g.ndim == 4 else g  # fused optimizers ask for the same layout
         optimizer.step()
         for p in params:
@@ -279,7 +284,7 @@ def _checked(algorithm: Algorithm, log: Any) -> Log:
     return dict(log)
 
 
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 

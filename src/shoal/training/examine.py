@@ -229,7 +229,8 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
         )
     gathered = type(algorithm).objective is not Algorithm.objective
     by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
-    _try_loss(loss, found, None if gathered or by_parts else divided)
+    needs = None if gathered or by_parts else divided
+    _try_loss(loss, found, type(algorithm).__name__ if algorithm.plain_mean else needs)
 
 
 def _check_terms(loss: Loss, found: Examined) -> None:

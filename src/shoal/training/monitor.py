@@ -86,8 +86,8 @@ class Monitor:
         more: list[dict[str, float]] = [{} for _ in rows]
         for name in dict.fromkeys(name for _, _, log in unread for name in log if name != "losses"):
             which = [n for n, (_, _, log) in enumerate(unread) if name in log]
-            values = torch.stack([unread[n][2][name] for n in which]).tolist()
-            for n, value in zip(which, values, strict=True):
+            column = torch.stack([unread[n][2][name] for n in which]).tolist()
+            for n, value in zip(which, column, strict=True):
                 more[n][name] = value
         for (step, _, _), ids, row, values in zip(unread, domains, rows, more, strict=True):
             for place, loss in enumerate(row):

@@ -33,7 +33,7 @@ from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 
 ON_CUDA, ON_CPU = 2**26, 2**22
-"""The most numbers that a batch may become in any operation of an evaluation; on the CPU, what caches like."""
+"""The most numbers that a batch may become in any operation of an evaluation."""
 OF_MEMORY = 512
 """On CUDA it may be more: a number for so many bytes of the device's memory."""
 TRAIN_SAMPLE = 5000
@@ -87,10 +87,9 @@ class Setup:
         self.splits: list[str] = [s for s in SPLITS if s in data.splits]
         self.select = options["select"] or ("best" if "validation" in self.splits else "last")
         self.watch: Any = None
-        """Called between two batches of an evaluation, with a split, how many are done and how many there are."""
+        """Called between two batches of an evaluation, with a split and how many of how many are done."""
         self._check_validation()
         self.precision, self.channels_last = self._formats()
-        self._reordered: list[Tensor] = []
         self.progress = Progress(
             self.label, options["steps"], options["progress"] is True and self.processes.main
         )
@@ -114,9 +113,8 @@ class Setup:
         self.schedule = make_schedule(options, self.engine.optimizer)
         if self.rates is not None:
             self.rates.check(self.schedule)
-        self.eval_batch = options["eval_batch"] or max(
-            1, min(1024, _most_numbers(self.device) // found.numbers)
-        )
+        largest = min(1024, _most_numbers(self.device) // found.numbers)
+        self.eval_batch = options["eval_batch"] or max(1, largest)
         limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
         if options["eval_limit"] is not None:
             limits = dict.fromkeys(self.splits, options["eval_limit"])
@@ -308,7 +306,7 @@ class Setup:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """While it trains, weights are laid out as asked, hooks attached, and the rest of the model frozen."""
+        """While it trains: weights are laid out as asked, hooks attached, and other parts frozen."""
         modules = [self.model] + ([self.miro.pretrained] if self.miro else []) if self.channels_last else []
         changed = [
             tensor
@@ -327,7 +325,7 @@ class Setup:
                 tensor.data = tensor.data.contiguous()
 
     def train_mode(self) -> None:
-        """Training mode for what is trained; the rest is in evaluation mode, unless ``frozen`` says otherwise."""
+        """Training mode for what is trained; ``frozen`` is the mode of the rest of the model."""
         self.model.train(self.only is None or self.frozen == "train")
         if self.only is not None:
             self.only.train()

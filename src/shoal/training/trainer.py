@@ -174,7 +174,7 @@ class Trainer:
 
     @property
     def evaluation_is_due(self) -> bool:
-        """Whether this step is to be evaluated and is not yet, as after an evaluation that was interrupted."""
+        """Whether this step is still to be evaluated, as also after an evaluation that was interrupted."""
         step = self.state.step
         at = step % self.setup.eval_every == 0 or step >= self.state.steps
         return at and step > (self.history[-1].step if self.history else 0)

@@ -153,7 +153,7 @@ def _drawn(size: int) -> tuple[Tensor, Callable[[Tensor], Any]]:
 
 
 def _draw_on(device: torch.device, latents: Tensor, size: int) -> Tensor:
-    # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels (benchmarks/cuda_checks.py).
+    # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels.
     where = "cuda" if device.type == "cpu" and torch.cuda.is_available() else device
     return render(latents, size, device=where).to(device)
 
