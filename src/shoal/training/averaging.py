@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from shoal.tensors import widest
 
 @dataclass
 class _Mean:
-    """The mean of the weights at ``count`` steps, from step ``first`` to step ``last``."""
+    """The mean of the weights at ``count`` steps; half-precision ones in float32."""
 
     tensors: list[Tensor]
     first: int
@@ -29,15 +29,17 @@ class _Mean:
     """The validation loss measured at ``last``."""
 
     @classmethod
-    def of(cls, step: int, params: Sequence[Tensor]) -> _Mean:
-        """The weights of a step; half-precision ones in float32."""
-        return cls([p.detach().to(_precision(p), copy=True) for p in params], step, step)
+    def of(cls, step: int, params: Sequence[Tensor], mean: _Mean | None = None) -> _Mean:
+        """The weights of a step, added to ``mean``."""
+        own = cls([p.detach().to(_precision(p), copy=True) for p in params], step, step)
+        if mean is not None:
+            mean.merge(own)
+        return mean or own
 
     def merge(self, other: _Mean) -> None:
         """A mean that counts for nothing is replaced."""
-        if not self.count:
-            self.first, self.last = other.first, other.last
-        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+        self.first = min(self.first, other.first) if self.count else other.first
+        self.last = max(self.last, other.last) if self.count else other.last
         self.count += other.count
         if self.count == other.count:
             _copy(self.tensors, other.tensors)
@@ -45,7 +47,7 @@ class _Mean:
             torch._foreach_lerp_(self.tensors, other.tensors, other.count / self.count)
 
     def clone(self) -> _Mean:
-        return _Mean([t.clone() for t in self.tensors], self.first, self.last, self.count, self.loss)
+        return replace(self, tensors=[t.clone() for t in self.tensors])
 
     def state_dict(self) -> dict[str, Any]:
         return {**vars(self), "tensors": [t.to("cpu", copy=True) for t in self.tensors]}
@@ -94,7 +96,7 @@ class SMA:
     def update(self, step: int, params: Sequence[Tensor]) -> None:
         """Takes note of the trained parameters after ``step``, which counts from 1."""
         if step >= self.start:
-            self._mean = _added(self._mean, step, params)
+            self._mean = _Mean.of(step, params, self._mean)
 
     def evaluated(self, step: int, validation_loss: float | None) -> None:
         """Takes note of an evaluation after ``step``, once ``update`` has seen the step."""
@@ -122,14 +124,6 @@ class SMA:
         self._mean = _restored(state["mean"], params)
 
 
-def _added(mean: _Mean | None, step: int, params: Sequence[Tensor]) -> _Mean:
-    now = _Mean.of(step, params)
-    if mean is None:
-        return now
-    mean.merge(now)
-    return mean
-
-
 class EMA(SMA):
     """Exponential moving average of the weights: m_1 = θ_1, then m_t = d_t m_{t−1} + (1 − d_t) θ_t.
 
@@ -147,11 +141,10 @@ class EMA(SMA):
         now, mean = _Mean.of(step, params), self._mean
         if mean is None:
             self._mean = now
-            return
-        if mean.tensors:
+        elif mean.tensors:
             rate = 1 - min(self.decay, (1 + step) / (10 + step))
             torch._foreach_lerp_(mean.tensors, now.tensors, rate)
-        mean.last, mean.count = step, mean.count + 1
+            mean.last, mean.count = step, mean.count + 1
 
 
 class OnlineSMA(SMA):
@@ -237,7 +230,7 @@ class SWAD(SMA):
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
         if not self.done:
-            self._segment = _added(self._segment, step, params)
+            self._segment = _Mean.of(step, params, self._segment)
 
     @torch.no_grad()
     def evaluated(self, step: int, validation_loss: float | None) -> None:
@@ -348,20 +341,24 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     Reference: Wortsman et al., Model soups, ICML 2022; Ramé et al., Diverse Weight Averaging for
     Out-of-Distribution Generalization, NeurIPS 2022.
     """
-    first: dict[str, Tensor] | None = None
+    first: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     count = 0
     for count, state in enumerate(states, 1):
-        if first is None:
+        if count == 1:
             first = {name: value.detach() for name, value in state.items()}
             kinds = {name: torch.promote_types(v.dtype, widest(v.device)) for name, v in first.items()}
             sums = {name: v.to(kinds[name], copy=True) for name, v in first.items() if _averaged(v)}
             continue
-        if why := _difference(first, state):
-            raise InputError(f"states 1 and {count} cannot be averaged: {why}.")
+        for name in dict.fromkeys([*first, *state]):
+            if not (name in first and name in state and _same_kind(first[name], state[name])):
+                raise InputError(
+                    f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, has another "
+                    "shape, or holds other whole numbers."
+                )
         for name, total in sums.items():
             total += state[name].to(total)
-    if first is None:
+    if not count:
         raise InputError("states is empty; it must contain at least one state dict.")
     return {
         name: (sums[name] / count).to(value.dtype) if name in sums else value.clone()
@@ -369,19 +366,11 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     }
 
 
-def _difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
-    """What keeps two state dicts from being averaged: the first tensor that differs; else nothing."""
-    for name in dict.fromkeys([*first, *other]):
-        if name not in first or name not in other:
-            return f"only one of them has {name!r}"
-        a, b = first[name], other[name]
-        if a.shape != b.shape or _averaged(a) != _averaged(b):
-            return (
-                f"{name!r} is {tuple(a.shape)} {a.dtype} in one and {tuple(b.shape)} {b.dtype} in the other"
-            )
-        if not _averaged(a) and a.numel() > 1 and not torch.equal(a, b.to(a)):
-            return f"{name!r} holds whole numbers that differ"
-    return ""
+def _same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors can be averaged; whole numbers, except for counters, must be equal."""
+    if a.shape != b.shape or _averaged(a) != _averaged(b):
+        return False
+    return _averaged(a) or a.numel() == 1 or torch.equal(a, b.to(a))
 
 
 def _averaged(value: Tensor) -> bool:
