@@ -21,7 +21,7 @@ from PIL import Image
 
 from shoal.api.data import check
 from shoal.data.augment import UNCHANGED, Augment, Chances, recolour_batch, turn_hue
-from shoal.data.batch import DomainBatch
+from shoal.data.batch import MetaBatch
 from shoal.data.domains import Domains
 from shoal.data.images import (
     DEVIATION,
@@ -247,9 +247,10 @@ def test_the_changes_of_a_validation_image_are_those_of_training(tmp_path: Path)
     assert torch.equal(examples.evaluation()[index][0], examples.to_tensor.numbers(changed))
 
 
-def drawn(examples: ImageFiles, domains: Domains, workers: int, start: int = 0) -> list[list[DomainBatch]]:
+def drawn(examples: ImageFiles, domains: Domains, workers: int, start: int = 0) -> list[list[MetaBatch]]:
     sampler = DomainBatchSampler(domains, 4, 2, seed=3, steps=6)
-    return list(MetaBatchLoader(examples, sampler, workers=workers, start=start, stop=4))
+    loader = MetaBatchLoader(examples, sampler, workers=workers, start=start, stop=4)
+    return [batch.split() for batch in loader]
 
 
 def test_changes_depend_on_seed_step_and_place_only(tmp_path: Path) -> None:
@@ -403,9 +404,8 @@ def test_evaluated_images_are_the_same_on_the_device(augment: bool, tmp_path: Pa
     sampler = DomainBatchSampler(data.splits["train"], 4, 2, steps=2)
     plain, ours = (list(MetaBatchLoader(e, sampler, stop=2)) for e in (view, view.on_device()))
     for a, b in zip(plain, ours, strict=True):
-        for one, other in zip(a, b, strict=True):
-            assert other.x.dtype == torch.float32
-            assert (one.x - other.x).abs().max() <= 1e-6
+        assert b.x.dtype == torch.float32
+        assert (a.x - b.x).abs().max() <= 1e-6
 
 
 def test_changes_on_the_device_depend_on_seed_step_and_place_only(tmp_path: Path) -> None:
@@ -424,8 +424,8 @@ def test_a_whole_run_with_images_finished_on_the_device(tmp_path: Path) -> None:
     options = {"folder": str(plant(tmp_path / "images")), "size": 16, "held_out": "place 2"}
     plain = RunConfig("image-folder", "fish", 3, data_options={**options, "augment": False}, batch_size=4)
     ours = replace(plain, data_options={**plain.data_options, "augment_on": "device"})
-    assert not prepare(plain, "cpu").examples.raw
-    assert prepare(ours, "cpu").examples.raw
+    assert not prepare(plain, "cpu").setup.examples.raw
+    assert prepare(ours, "cpu").setup.examples.raw
     one, two = run(plain, "cpu", folder=tmp_path / "plain"), run(ours, "cpu", folder=tmp_path / "ours")
     losses = [[point["loss"] for point in record.history] for record in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -438,11 +438,11 @@ def test_a_whole_run_with_images_finished_on_the_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "fields", "asked", "raw"),
     [
-        ("cuda", {"memory_format": "auto"}, None, True),
-        ("cuda", {"memory_format": "auto"}, "cpu", False),
-        ("cuda", {"memory_format": "contiguous"}, None, False),
-        ("cuda", {"protocol": {"held_out": ["place 0"], "trial": 0}}, None, False),
-        ("cpu", {"memory_format": "auto"}, None, False),
+        ("cuda", {"weights": "file.pt"}, None, True),
+        ("cuda", {"weights": "file.pt"}, "cpu", False),
+        ("cuda", {"weights": "file.pt", "memory_format": "contiguous"}, None, False),
+        ("cuda", {}, None, False),
+        ("cpu", {"weights": "file.pt"}, None, False),
         ("cpu", {}, "device", True),
     ],
 )

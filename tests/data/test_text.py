@@ -20,14 +20,12 @@ from torch import Tensor
 
 from imitations.wilds_text import fake_tokenizer
 from shoal.data import (
-    DomainBatch,
     DomainBatchSampler,
     MetaBatchLoader,
     TensorData,
     concatenate,
     text,
 )
-from shoal.data.batch import pool
 from shoal.data.sets import amazon
 from shoal.data.text import Column, Table, TextRows, TokenCache, first_seen, identity, read_table, scan
 from shoal.data.wilds import by_group
@@ -453,53 +451,14 @@ class Padded:
 
 def test_a_datasets_own_collate_is_used_unless_one_is_given() -> None:
     sampler = DomainBatchSampler(np.zeros(6, int), 6, 1)
-    ((batch,),) = MetaBatchLoader(Padded(), sampler, stop=1)  # type: ignore[arg-type]
+    (batch,) = MetaBatchLoader(Padded(), sampler, stop=1)  # type: ignore[arg-type]
     assert batch.x.sum(1).tolist() == (batch.y + 1).tolist()
     given = MetaBatchLoader(Padded(), sampler, stop=1, collate=lambda items: (torch.ones(1), torch.ones(1)))  # type: ignore[arg-type]
-    assert next(iter(given))[0].y.tolist() == [1]
+    assert next(iter(given)).y.tolist() == [1]
     joined: Any = concatenate({"a": Padded(), "b": Padded()})[0]
     assert joined.collate([joined[2], joined[7]])[0].shape == (2, 3)
     mixed = concatenate({"a": Padded(), "b": TensorData(torch.ones(2, 1), torch.ones(2))})[0]
     assert not hasattr(mixed, "collate")
-
-
-def sequences(length: int, seed: int) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        "input_ids": torch.randint(5, 99, (2, length), generator=draw),
-        "attention_mask": torch.ones(2, length, dtype=torch.long),
-        "states": torch.rand(2, length, 3, generator=draw),
-        "length": torch.full((2,), length),
-        "five": torch.rand(2, 5, generator=draw),  # as wide as one of the batches is long, and no sequence
-    }
-
-
-def test_pooled_sequences_are_padded_to_the_longest() -> None:
-    parts = [sequences(n, n) for n in (5, 3, 8)]
-    whole = pool([DomainBatch(x, torch.arange(2), d) for d, x in enumerate(parts)])
-    assert whole.domain is None
-    assert whole.y.tolist() == [0, 1] * 3
-    assert whole.x["input_ids"].shape == (6, 8)
-    assert whole.x["states"].shape == (6, 8, 3)
-    assert whole.x["five"].shape == (6, 5)
-    assert whole.x["attention_mask"].sum(1).tolist() == [5, 5, 3, 3, 8, 8]
-    assert whole.x["length"].tolist() == [5, 5, 3, 3, 8, 8]
-    for n, x in enumerate(parts):
-        size = x["input_ids"].shape[1]
-        rows = slice(2 * n, 2 * n + 2)
-        assert torch.equal(whole.x["input_ids"][rows, :size], x["input_ids"])
-        assert torch.equal(whole.x["states"][rows, :size], x["states"])
-        assert not whole.x["input_ids"][rows, size:].any()
-    same = [sequences(4, n) for n in (1, 2)]
-    assert pool([DomainBatch(x, torch.arange(2), 0) for x in same]).x["input_ids"].shape == (4, 4)
-
-
-def test_sequences_without_a_mask_are_not_padded() -> None:
-    parts = [DomainBatch({"input_ids": torch.ones(2, n)}, torch.ones(2), 0) for n in (3, 5)]
-    with pytest.raises(
-        InputError, match=r"\(3,\), \(5,\) cannot be pooled; sequences need an attention_mask"
-    ):
-        pool(parts)
 
 
 # A hundred thousand reviewers

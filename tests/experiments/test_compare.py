@@ -253,14 +253,14 @@ class TestResults:
         fish = result["rows"][0]
         assert fish["average"]["values"] == [0.5, 0.5625]
         assert (fish["average"]["mean"], fish["average"]["sd"]) == pytest.approx((0.53125, 0.0625 / 2**0.5))
-        assert (fish["domains"]["0°"]["mean"], fish["selected_trials"]) == (0.6875, {"0": 4})
+        assert fish["domains"]["0°"]["mean"] == 0.6875
         assert fish["difference"]["values"] == pytest.approx([0.125, 0.0625])
         assert fish["worst"]["domain"] == "75°"
         assert [row["rank"] for row in result["rows"]] == [1, 1, 3]
         errors = compare.results(*known("mse"))
         assert (errors["rows"][0]["algorithm"], errors["rows"][0]["rank"]) == ("erm", 1)
         assert errors["rows"][0]["worst"]["domain"] == "0°"
-        assert json.loads(json.dumps(result)) == result  # plain data
+        assert json.loads(json.dumps(result["rows"])) == result["rows"]  # plain data
 
     def test_missing_failed_and_diverged_runs(self) -> None:
         configs, records = known()

@@ -140,7 +140,6 @@ class TestResult:
             assert case["held_out"] in case["fold"].split(" and ")
             assert case["score"] == records[case["run"]].scores["test"]["by_domain"]["AUC"][case["held_out"]]
         assert (result["recommendation"]["domains"], result["recommendation"]["folds"]) == (12, 3)
-        assert sum(result["rows"][0]["selected_trials"].values()) == 3  # one choice per fold and seed
 
     def test_regression_is_scored_in_the_units_of_the_label_with_r2(self) -> None:
         """One site has labels of a hundred times the size."""
@@ -251,7 +250,7 @@ class TestResume:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         in_process(full)
-        with pytest.raises(InputError, match="No space left on device"):
+        with pytest.raises(OSError, match=r"No space left on device.*the same command"):
             shoal.compare(arrays(), held_out="d001", **FEW)
         in_process()
         assert not shoal.compare(arrays(), held_out="d001", **FEW).failed

@@ -206,7 +206,7 @@ def compare(
         raise InputError("compare starts its own processes; run it without torchrun.")
     if "settings" in options:
         raise InputError("belong to one algorithm, and compare searches them; use shoal.train.", "settings")
-    full, rows = with_defaults(options, CompareOptions), listed_algorithms(algorithms)
+    full, asked = with_defaults(options, CompareOptions), listed_algorithms(algorithms)
     of_data: Any = {name: value for name, value in options.items() if name in declared(DataOptions)}
     metric: Any = options.get("metric")
     with datasets_in(options.get("data_dir")), _messages(bool(full["progress"])) as show:
@@ -214,23 +214,21 @@ def compare(
         where = layout(source.dataset, source.options, listed_names(held_out), metric)
         base, note = _base(source, where, options)
         given = tuple(name for name in options if name in declared(TrainingOptions))
-        required = bool(rows) and "all" not in rows
-        rows = _every(rows or _default_rows(base, where, source.own))
+        rows = _rows(asked, base, where, source.own)
         protocol = LeaveDomainsOut(base, rows, where.held_out, seeds, search, folds, given)
-        protocol, unable, notes = protocol.checked(full["device"], required)
+        protocol, unable, notes = protocol.checked(full["device"], bool(asked) and "all" not in asked)
         show(note, *where.messages, *notes, *(f"not compared: {n} ({why})" for n, why in unable.items()))
         if baselines:
             protocol = replace(protocol, rows=[*where.baselines, *protocol.rows])
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
         title = Path(source.given).name if source.own else base.dataset
-        with _disk(folder):
-            _make_folder(folder, source, title)
-            store = Store(folder / "runs")
-            if store.missing(protocol.plan()):
-                _announce(source, protocol, folder, show)
-            protocol, failed = _execute(protocol, store, budget, full, show)
-            about = {"title": title, "unable": unable, "excluded": where.excluded, "warned": where.warned}
-            return _written(source, protocol, store, failed, about, folder, show)
+        _make_folder(folder, source, title)
+        store = Store(folder / "runs")
+        if store.missing(protocol.plan()):
+            _announce(source, protocol, folder, show)
+        protocol, failed = _execute(protocol, store, budget, full, show)
+        about = {"title": title, "unable": unable, "excluded": where.excluded, "warned": where.warned}
+        return _written(source, protocol, store, failed, about, folder, show)
 
 
 def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[RunConfig, str]:
@@ -246,21 +244,16 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
     return with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields | given | model_fields(options)))
 
 
-def _default_rows(base: RunConfig, where: Layout, own: bool) -> Sequence[str]:
+def _rows(asked: Sequence[str], base: RunConfig, where: Layout, own: bool) -> list[str]:
+    """The algorithms to compare, with all of them in place of ``all``."""
+    from shoal.algorithms import registry
     from shoal.experiments.compare import PRETRAINED
     from shoal.experiments.search import weights_of
 
-    rows: Sequence[str] = where.defaults["algorithms"]
-    return PRETRAINED if own and weights_of(base) != "random" else rows
-
-
-def _every(rows: Sequence[str]) -> list[str]:
-    """With all algorithms in place of ``all``."""
-    from shoal.algorithms import registry
-
-    return list(
-        dict.fromkeys([*(registry.names() if "all" in rows else ()), *(r for r in rows if r != "all")])
-    )
+    pretrained = own and weights_of(base) != "random"
+    rows = asked or (PRETRAINED if pretrained else where.defaults["algorithms"])
+    every = registry.names() if "all" in rows else []
+    return list(dict.fromkeys([*every, *(row for row in rows if row != "all")]))
 
 
 def _folder(source: Source, named: bool) -> Path:
@@ -298,19 +291,6 @@ def _messages(progress: bool) -> Iterator[Callable[..., None]]:
         if progress:
             warnings.simplefilter("ignore", TableWarning)
         yield show
-
-
-@contextlib.contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """An error of the disk is one message, which says that nothing is lost."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        message = f"{str(folder)!r}: {error.strerror or error}."
-        saved = "" if "are saved" in message else " Finished runs are saved; the same command resumes."
-        raise InputError(message + saved) from error
 
 
 def _announce(source: Source, protocol: LeaveDomainsOut, folder: Path, show: Callable[..., None]) -> None:

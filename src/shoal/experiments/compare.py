@@ -342,7 +342,7 @@ def results(
             if c.missing
         ],
         "failed": {c.name: failed[c.identity] for c in configs if c.identity in failed},
-        "undefined": selection.undefined(cases),
+        "undefined": {name: names for name, names in selection.further_metrics(cases)[1].items() if names},
         "units": next((note for r in done.values() if (note := r.notes.get("units"))), None),
         "recommendation": found.to_dict() if found else None,
         "rows": rows,

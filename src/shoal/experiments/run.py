@@ -122,8 +122,9 @@ def _finished_on_device(config: RunConfig, data: DomainData, device: torch.devic
     """``data`` with images that are normalised and recoloured on the device, if they are to be."""
     if not isinstance(data.examples, ImageFiles):
         return data
-    pretrained = models.names_weights(config.model or data.model) or config.weights
-    usual = "device" if device.type == "cuda" and pretrained else "cpu"
+    pretrained = config.weights or models.names_weights(config.model or data.model)
+    fast = device.type == "cuda" and pretrained and config.memory_format != "contiguous"
+    usual = "device" if fast else "cpu"
     on_device = (data.examples.augment_on or usual) == "device"
     return replace(data, examples=data.examples.on_device()) if on_device else data
 
