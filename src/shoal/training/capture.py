@@ -23,6 +23,7 @@ from shoal import replay
 from shoal.algorithms.base import Log
 from shoal.data.batch import MetaBatch, leaves, map_nest
 from shoal.data.loader import seed_all
+from shoal.errors import InputError
 from shoal.training.engine import Engine
 
 WARM_UP = 3
@@ -44,7 +45,7 @@ class Steps:
         self.warm = 0
         if self.reason is not None:
             if self.asked:
-                self._tell()
+                raise InputError(f"capture=True is not possible: {self.reason}.")
             return
         self.number = torch.zeros((), dtype=torch.int64, device=engine.device)
         self.batch: MetaBatch | None = None
