@@ -72,7 +72,7 @@ class TestAverageWeights:
     def test_whole_numbers(self) -> None:
         first = {"count": torch.tensor(3), "ids": torch.tensor([0, 1])}
         assert_equal(average_weights([first, {**first, "count": torch.tensor(9)}]), first)
-        with pytest.raises(InputError, match="'ids' holds whole"):
+        with pytest.raises(InputError, match=r"'ids' .*whole numbers"):
             average_weights([first, {**first, "ids": torch.tensor([1, 0])}])
 
     @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ class LeaveDomainsOut:
             start, draw=draw or start.draw, label=display_name(row), select=start.select or "best"
         )
         if (recipe := find_recipe(algorithm)) is not None:
-            options = recipe.fill({name: getattr(start, name) for name in self.given})
+            options = recipe.fill({name: getattr(start, name) for name in self.given}, start.dataset)
             start, algorithm = with_model_options(recipe, replace(start, **options)), recipe.algorithm
         return trials(replace(start, algorithm=algorithm), self.search)
 

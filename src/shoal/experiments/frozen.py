@@ -65,7 +65,6 @@ def _read(path: Path, count: int) -> TensorData | None:
 def _computed(examples: Any, model: FeatureModel, device: torch.device, shown: bool) -> TensorData:
     features = model.features.to(device)
     progress = Progress("features", len(examples), shown)
-    progress.wait = min(progress.wait, 2.0)
     found: list[Tensor] = []
     labels: list[Tensor] = []
     with torch.inference_mode():
