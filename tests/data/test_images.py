@@ -109,7 +109,7 @@ def test_folders_are_read_in_natural_order(tmp_path: Path) -> None:
             r"test/, train/ .* look like splits",
         ),
         (["oslo/a.jpg"], "no image in the class folders of .*oslo"),
-        ([], "there is no image in"),
+        ([], "there is no image in the class folders"),
     ],
 )
 def test_wrong_folders_are_named(places: list[str], message: str, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ with torch.no_grad():
 
 def check_run(folder: Path, x: Any, tmp_path: Path, *formats: str) -> None:
     """The base is bit-identical, and the trained model is exported with its adapters merged."""
-    start = prepare(read_config(folder), "cpu").model
+    start = prepare(read_config(folder), "cpu").setup.model
     weights = load_file(folder / "model.safetensors")
     moved = {n for n, v in start.state_dict().items() if not torch.equal(weights[n], v)}
     assert moved == set(trained_names(start))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,44 +58,31 @@ def read_folders(root: str | Path, domains: Mapping[str, Sequence[str]] | None =
     ``domains`` maps a domain to its folders below ``root``, each of which has classes in it; by default every
     folder is a domain. Warns of files that are no images, and of a class that a domain lacks.
     """
-    root = os.fspath(root)
-    if domains is None:
-        domains = {name: [name] for name in subfolders(root)}
+    domains = {name: [name] for name in subfolders(root)} if domains is None else domains
     rows: list[tuple[str, str, str]] = []
-    others: list[str] = []
     for domain, folders in domains.items():
-        count = len(rows)
-        for place in (
-            os.path.join(root, folder, c) for folder in folders for c in subfolders(f"{root}/{folder}")
-        ):
+        for folder, label in ((f, c) for f in folders for c in subfolders(Path(root, f))):
+            place = os.path.join(root, folder, label)
             names = sorted(e.name for e in _entries(place) if e.name.lower() not in IGNORED)
-            images = [n for n in names if n.lower().endswith(ENDINGS)]
-            others += [os.path.join(place, n) for n in names if not n.lower().endswith(ENDINGS)]
-            rows += [(os.path.join(place, n), domain, os.path.basename(place)) for n in images]
-        if len(rows) == count:
-            where = os.path.join(root, folders[0])
-            raise InputError(f"there is no image in the class folders of {where!r}; {LAYOUT}.")
-    if not rows:
-        raise InputError(f"there is no image in {root!r}; {LAYOUT}.")
+            rows += [(os.path.join(place, name), domain, label) for name in names]
+    others = [path for path, *_ in rows if not path.lower().endswith(ENDINGS)]
+    rows = [row for row in rows if row[0].lower().endswith(ENDINGS)]
+    for domain in {*domains} - {domain for _, domain, _ in rows} or ([] if rows else [""]):
+        place = os.path.join(root, *domains.get(domain, [])[:1])
+        raise InputError(f"there is no image in the class folders of {place!r}; {LAYOUT}.")
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        warnings.warn(
-            f"{others[0]!r}{more} ignored: image extensions are {', '.join(ENDINGS)}.", stacklevel=2
-        )
+        warnings.warn(f"{others[0]!r}{more} ignored: extensions are {', '.join(ENDINGS)}.", stacklevel=2)
     return image_frame(rows)
 
 
 def image_frame(rows: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
-    """A DataFrame of (path, domain, label): domains in natural order, classes sorted, numbers by value."""
+    """A DataFrame of (path, domain, label), the last two categorical in natural order."""
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=["path", "domain", "label"])
-    names = list(frame["label"].unique())
-    numbers = all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names)
-    classes = sorted(names, key=int) if numbers else sorted(names)
-    domains = sorted(frame["domain"].unique(), key=natural_key)
-    for column, categories in (("domain", domains), ("label", classes)):
-        frame[column] = pd.Categorical(frame[column], categories)
+    for column in ("domain", "label"):
+        frame[column] = pd.Categorical(frame[column], sorted(frame[column].unique(), key=natural_key))
     lacking = missing_classes(frame)
     if lacking:
         text = ", ".join(f"{label!r} in {domain!r}" for domain, label in lacking[:3])
@@ -184,7 +170,7 @@ def header(path: str) -> tuple[int, int, bool]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             return *image.size, image.has_transparency_data
-    except Exception:
+    except Exception:  # as in decode
         return 0, 0, False
 
 
@@ -443,15 +429,14 @@ class ImageFiles(Examples):
             "unreadable images with bad='skip'; `shoal data check` lists them all."
         )
 
-    def _candidates(self, index: int) -> Iterator[int]:
+    def _candidates(self, index: int) -> list[int]:
         """The file, and those that may take its place: its class before others, the next before the first."""
         if self.bad == "stop":
-            yield index
-            return
+            return [index]
         near = (self.groups == self.groups[index]) & (self.split == self.split[index])
         places = np.flatnonzero(near & (self.known_bad.numpy() == 0))
         order = np.lexsort(((places - index) % len(self), self.labels[places] != self.labels[index]))
-        yield from places[order].tolist()
+        return list(places[order])
 
 
 def split_files(files: pd.DataFrame, held_out: str | list[str] | None, seed: int) -> dict[str, Domains]:
