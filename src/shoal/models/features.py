@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from shoal.data.batch import tensors_in
 from shoal.errors import InputError, shown
-from shoal.replay import leaves_no_trace
+from shoal.replay import preserve_state
 from shoal.settings import checked
 from shoal.tensors import map_nest
 
@@ -430,7 +430,7 @@ def _as_trial(model: nn.Module) -> Iterator[None]:
         for p in frozen:
             p.requires_grad_(True)
         model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), leaves_no_trace(model):
+        with torch.inference_mode(False), torch.enable_grad(), preserve_state(model):
             yield
     finally:
         for module, mode in modes:
