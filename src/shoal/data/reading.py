@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import InputError
 from shoal.files import check_expansion, check_regular, check_zip, lines_of, open_regular
-from shoal.settings import shown
+from shoal.errors import shown
 
 Array = NDArray[Any]
 
