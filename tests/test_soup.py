@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import shoal
+from shoal import datasets as sets
 from shoal.api.soup import choose
-from shoal.data import sets
 from shoal.errors import InputError
 from shoal.training.averaging import average_weights
 from shoal.training.evaluate import Scores

@@ -156,7 +156,7 @@ class Trainer:
             seed_all(seed, setup.device)
             state.batch = batch
             self.callbacks("before_step", state)
-            log = self.steps(batch, state.step)
+            log = self.steps(batch, state.step, seed)
             self.monitor.add(batch, log)
             state.step += 1
             state.losses = log["losses"]
