@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal import datasets as sets
 from shoal.algorithms import display_name, split_draw
-from shoal.data import sets
 from shoal.data.batch import DomainData, known_labels
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines, selection

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal import datasets as sets
 from shoal import models
 from shoal.algorithms import REFERENCE, algorithm_class, check_settings, registry
-from shoal.data import sets
 from shoal.data.batch import DomainData, InMemory
-from shoal.data.folders import VARIABLE
+from shoal.data.download import VARIABLE
 from shoal.data.images import ImageFiles
 from shoal.data.splits import hold_out_examples
 from shoal.errors import InputError, check_names, unknown_name
