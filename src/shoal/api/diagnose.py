@@ -194,7 +194,8 @@ def _command(source: Source, options: Mapping[str, Any]) -> str:
 
 def _load(data: Any, options: DataOptions, progress: bool) -> tuple[Source, DomainData]:
     """What names the data on a command line, and the data."""
-    from shoal.data import from_table, sets
+    from shoal import datasets as sets
+    from shoal.data import from_table
     from shoal.data.batch import DomainData
 
     if isinstance(data, (str, Path)):
