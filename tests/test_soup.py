@@ -207,7 +207,7 @@ class TestRunsThatDoNotFit:
         refused([made / "run 0", copy], "copy' is not the finished training of a network")
         (copy / "record.json").write_text(json.dumps(record))
         save_file({**weights(copy), "extra": torch.zeros(1)}, copy / "model.safetensors")
-        refused([made / "run 0", copy], "only one of them has 'extra'")
+        refused([made / "run 0", copy], "'extra' is in one of them only")
         (copy / "record.json").unlink()
         refused([made / "run 0", copy], "record.json' cannot be read")
 
