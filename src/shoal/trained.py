@@ -462,7 +462,8 @@ def _build(folder: Path, about: About | None) -> nn.Module:
     with offline(), input_errors(f"the model cannot be built according to {str(folder / ABOUT)!r}"):
         name = about.model["name"]
         if (folder / ENCODER).is_file():
-            name = str((folder / ENCODER).parent.resolve())
+            prefix = name[: name.find(":") + 1] if name.startswith("clip:") else ""
+            name = f"{prefix}{(folder / ENCODER).parent.resolve()}"
         elif language.known(name) and name not in language.CONFIGURATIONS:  # a path, or a name on the Hub
             raise ValueError(f"its encoder {shown(name)} is not in the folder")
         options = {k: v for k, v in (about.model.get("options") or {}).items() if k != "pretrained"}

@@ -66,6 +66,8 @@ def load_tokenizer(name: str) -> Any:
         ids = tokenizer("A text: the vocabulary may be broken, which only its use shows.")["input_ids"]
         if not ids or min(ids) < 0:
             raise ValueError(f"it makes {ids!r} of a text")
+        if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
+            raise ValueError("it has no vocabulary")
         return tokenizer
 
     return from_hub("tokenizer", name, read)

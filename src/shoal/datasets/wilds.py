@@ -1,5 +1,11 @@
 """The six datasets of WILDS that Shoal reads, from the files as WILDS published them.
 
+Options of all of them: ``folder`` is the dataset's own (``name_vX.Y``) or the one it is in, by default
+``$SHOAL_DATA/wilds``; ``version`` by default the newest that is there. Of images, ``size`` in pixels each
+way, and ``bad``: ``stop`` at an image that cannot be read, or ``skip`` it. Of text, ``tokenizer``: of which
+model, by name or folder; ``max_tokens``: what is longer is cut off; ``pad_to``: batches are padded to a
+multiple of this, or with ``max`` all to ``max_tokens``.
+
 Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, ICML 2021.
 """
 
@@ -276,10 +282,7 @@ def load_camelyon17(
     Hospital 1 is the validation split, 2 the test split, and a tenth of the others ``id_validation``.
 
     Args:
-        folder: ``camelyon17_v1.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.0.
         size: of the images, in pixels each way: 96 as published; the authors of Fish made them 224.
-        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
     """
     place = find("camelyon17", folder, version)
     path = place.folder / "metadata.csv"
@@ -320,10 +323,7 @@ def load_iwildcam(
     """Read the photos; domains and groups are the cameras' locations.
 
     Args:
-        folder: ``iwildcam_v2.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 2.0.
         size: of the images, in pixels each way: 448 as in WILDS 2.0; the authors of Fish took 224.
-        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
     """
     import pandas as pd
 
@@ -372,11 +372,7 @@ def load_fmow(
     few dozen images, is never the worst. Rows in no split keep their places, so that indices are WILDS'.
 
     Args:
-        folder: ``fmow_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.1.
         group_by: what a training domain is: ``year and region``, or ``year``, as for WILDS' own baselines.
-        size: of the images, in pixels each way.
-        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
     """
     import pandas as pd
 
@@ -459,8 +455,6 @@ def load_poverty(
     cutting the normalised numbers to bytes. Here the whole image is mirrored and no colour changed.
 
     Args:
-        folder: ``poverty_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.1.
         fold: which countries are held out, A to E.
         nightlights: whether the band of nightly light is shown; else it is 0.
         augment: whether training images are mirrored at random, both ways.
@@ -629,13 +623,8 @@ def load_civilcomments(
     do, and are never the worst: WILDS judges by the other 16.
 
     Args:
-        folder: ``civilcomments_v1.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.0.
         group_by: what a training domain is: ``identity``, or ``black``, as for WILDS' own baselines: whether
             black people are mentioned, toxic or not.
-        tokenizer: the model's whose tokens texts become, by name or by folder.
-        max_tokens: what is longer is cut off.
-        pad_to: batches are padded to a multiple of this, or with ``max`` all to ``max_tokens``.
     """
     place = find("civilcomments", folder, version)
     path = place.folder / "all_data_with_identities.csv"
@@ -695,13 +684,6 @@ def load_amazon(
     """Read the reviews of the split by reviewers; domains and groups are the reviewers.
 
     Reviews that belong to no split are left out: examples are numbered as in WILDS.
-
-    Args:
-        folder: ``amazon_v2.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 2.1, 2.0, or 1.0, which the paper used; by default the newest that is there.
-        tokenizer: the model's whose tokens texts become, by name or by folder.
-        max_tokens: what is longer is cut off.
-        pad_to: batches are padded to a multiple of this, or with ``max`` all to ``max_tokens``.
     """
     import pandas as pd
 

@@ -104,6 +104,8 @@ def prepare(
     name, options_of_model = config.model or data.model, dict(config.model_options)
     if config.weights and models.names_weights(name):
         options_of_model.setdefault("pretrained", False)  # a file's, in place of those that the name says
+    if "class_names" in models.options_of(name):  # for the prompts of a zero-shot head
+        options_of_model.setdefault("class_names", list(data.class_names))
     shape, classes = data.input_shape, data.classes
     model = build(name, input_shape=shape, classes=classes, seed=config.seed, **options_of_model)
     frozen = bool(config.model_options.get("frozen"))

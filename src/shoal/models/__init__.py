@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shoal.errors import InputError, check_names, unknown_name
-from shoal.models import backbones, language, lora
+from shoal.models import backbones, clip, language, lora
 from shoal.models.batchnorm import freeze_batchnorm
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
@@ -75,7 +75,9 @@ def build(
 
 
 def names_weights(name: str) -> bool:
-    """Whether a name of timm's says which pretrained weights it begins with, as resnet50.tv_in1k does."""
+    """Whether a name says which pretrained weights it begins with, as resnet50.tv_in1k and clip:FOLDER do."""
+    if name.startswith(clip.PREFIX):
+        return True
     return "." in name and spelled(name) not in registry.names() and not language.known(name)
 
 
@@ -103,6 +105,8 @@ def _maker(name: str) -> Callable[..., FeatureModel]:
     if spelled(name) in registry.names():
         found: Any = registry.module(name)
         return getattr(found, "build", found)
+    if str(name).startswith(clip.PREFIX):
+        return partial(clip.build, str(name).removeprefix(clip.PREFIX))
     if language.known(str(name)):  # timm has none of these, and takes seconds to say so
         return partial(language.build, str(name))
     names = [*registry.names(), *language.NAMES]

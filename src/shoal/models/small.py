@@ -1,5 +1,6 @@
 """Small networks for tables and small images, by name in :data:`shoal.registry.MODELS`.
 
+Each takes the shape of an input without the batch dimension and the number of classes (``None``: regression).
 None of them has BatchNorm: the output for an example must not depend on the domains in its batch.
 """
 
@@ -30,8 +31,6 @@ def mlp(input_shape: Shape, classes: int | None, width: Width = 64) -> FeatureMo
     """Build a multilayer perceptron with two hidden layers and ReLU.
 
     Args:
-        input_shape: shape of an input, without the batch dimension.
-        classes: number of classes, or ``None`` for regression.
         width: width of the hidden layers.
     """
     inputs = _flat("mlp", input_shape)
@@ -52,8 +51,6 @@ def tabular(
     baseline on small tables.
 
     Args:
-        input_shape: shape of an input, without the batch dimension.
-        classes: number of classes, or ``None`` for regression.
         width: width of the blocks.
         depth: number of blocks; 2 for tables of many thousands of rows, 0 for a linear model.
         dropout: dropout rate within each block. It can be large, because the linear part bypasses it.
@@ -84,8 +81,6 @@ def small_cnn(input_shape: Shape, classes: int | None, width: Channels = 32) -> 
     """Build a network of three convolutions, the last two with stride 2 and twice the width.
 
     Args:
-        input_shape: shape of an input, without the batch dimension.
-        classes: number of classes, or ``None`` for regression.
         width: number of channels of the first convolution.
     """
     return _convolutions("small-cnn", input_shape, classes, [width, 2 * width, 2 * width], [1, 2, 2])
@@ -97,8 +92,6 @@ def mnist_cnn(input_shape: Shape, classes: int | None, width: Channels = 64) -> 
     Reference: Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021.
 
     Args:
-        input_shape: shape of an input, without the batch dimension.
-        classes: number of classes, or ``None`` for regression.
         width: number of channels of the first convolution; the others have twice as many.
     """
     return _convolutions("mnist-cnn", input_shape, classes, [width, *[2 * width] * 3], [1, 2, 1, 1])
@@ -116,8 +109,6 @@ def sprite_cnn(input_shape: Shape, classes: int | None, width: Width = 32) -> Fe
     Reference: Shi et al., Gradient Matching for Domain Generalization, ICLR 2022.
 
     Args:
-        input_shape: shape of an input, without the batch dimension.
-        classes: number of classes, or ``None`` for regression.
         width: number of channels of the first convolution.
     """
     if (

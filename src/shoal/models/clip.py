@@ -1,0 +1,172 @@
+"""Image towers of CLIP- and SigLIP-like models with a zero-shot head, by transformers.
+
+The features are the image's embedding, of norm 1. The head starts as the zero-shot classifier: the weights of
+class c are the mean, normalised again, of the embeddings of its prompts, times the model's own scale, and the
+bias is the model's. From there on it is an ordinary linear layer, which any algorithm fine-tunes, and from
+which WiSE-FT and LP-FT start.
+
+Reference: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021;
+Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from shoal.data.text import from_hub, load_tokenizer
+from shoal.errors import InputError
+from shoal.models.backbones import Backbone, Frozen
+from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.models.lora import Alpha, Dropout, Rank, all_called, inject
+from shoal.settings import Range
+from shoal.vision import load
+
+PREFIX = "clip:"
+"""Before the name or folder of such a model."""
+OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+NORMALIZATION = {
+    "clip": OPENAI,
+    "chinese_clip": OPENAI,
+    "metaclip_2": OPENAI,
+    "siglip": HALF,
+    "siglip2": HALF,
+}
+"""Mean and deviation of images by the kind of model."""
+
+
+def build(
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    *,
+    class_names: list[str] | None = None,
+    prompts: list[str] | str = "a photo of a {}.",
+    zero_shot: bool = True,
+    pretrained: bool = True,
+    frozen: bool = False,
+    dropout: Annotated[float, Range(0, below=1)] = 0.0,
+    lora: Rank | None = None,
+    lora_alpha: Alpha | None = None,
+    lora_dropout: Dropout = 0.0,
+    lora_targets: list[str] | str | None = None,
+) -> FeatureModel:
+    """Build an image tower with a linear head that starts as a zero-shot classifier.
+
+    Args:
+        name: name or folder of the model.
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        class_names: names of the classes, in order, as prompts are to call them (default: the dataset's).
+        prompts: templates with ``{}`` for the class; their embeddings are averaged.
+        zero_shot: start the head from the prompts; otherwise it is random.
+        pretrained: use the published weights, or those in the folder; otherwise random ones, and no prompts.
+        frozen: train only the head, on features of images without augmentation.
+        dropout: dropout rate of the features.
+        lora: rank of low-rank adapters (with peft); only these and the head are trained.
+        lora_alpha: scale of the adapters, ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
+        lora_dropout: dropout rate of the inputs of the adapters.
+        lora_targets: names of linear layers, or their last parts, that get adapters (default: the query and
+            value projections of attention).
+    """
+    transformers = load("transformers", "text")
+    config = from_hub("model", name, transformers.AutoConfig.from_pretrained)
+    if config.model_type not in NORMALIZATION:
+        raise InputError(
+            f"model 'clip:{name}' is of kind {config.model_type!r}; such models are "
+            f"{', '.join(NORMALIZATION)}."
+        )
+    side = config.vision_config.image_size
+    if tuple(input_shape) != (3, side, side):
+        raise InputError(
+            f"model 'clip:{name}' takes images (3, {side}, {side}), not {input_shape}; set size={side}."
+        )
+    use_prompts = zero_shot and pretrained and classes is not None
+    texts = _texts(name, class_names, prompts, classes or 0) if use_prompts else []
+    model = from_hub(
+        "model", name, lambda name, **options: _read(transformers, name, config, pretrained, **options)
+    )
+    tower = Tower(model)
+    if lora is not None:
+        inject(tower, name, lora, lora_alpha, lora_dropout, lora_targets)
+    features = (Frozen if frozen else Backbone)(tower, False, *NORMALIZATION[config.model_type])
+    with torch.no_grad(), all_called(name, tower):
+        width = features.eval()(torch.zeros(1, *input_shape)).shape[1]
+    head = linear_head(width, classes)
+    if use_prompts:
+        assert isinstance(head, nn.Linear)
+        _start(head, model, load_tokenizer(name), texts)
+    made = FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head).train()
+    if pretrained:
+        made.weights = f"{name} of transformers {transformers.__version__}"
+    return made
+
+
+def _read(transformers: Any, name: str, config: Any, pretrained: bool, **options: Any) -> Any:
+    if not pretrained:
+        return transformers.AutoModel.from_config(config)
+    options |= {"config": config, "use_safetensors": True, "output_loading_info": True}
+    model, info = transformers.AutoModel.from_pretrained(name, **options)
+    if info["missing_keys"]:
+        raise ValueError(
+            f"its weights lack {len(info['missing_keys'])}, such as {min(info['missing_keys'])!r}"
+        )
+    return model.float()
+
+
+def _texts(name: str, classes: Sequence[str] | None, prompts: list[str] | str, count: int) -> list[list[str]]:
+    """The prompts of each class."""
+    if not classes or len(classes) != count:
+        raise InputError(
+            f"model 'clip:{name}' needs class_names, one for each of {count} classes, for its prompts; got "
+            f"{list(classes or [])}. Set zero_shot=False for a random head."
+        )
+    templates = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not templates or any("{}" not in template for template in templates):
+        raise InputError(f"prompts must be templates with {{}} for the class, got {templates}.")
+    texts = [[template.replace("{}", each) for template in templates] for each in map(str.strip, classes)]
+    known: dict[tuple[str, ...], str] = {}
+    for each, own in zip(classes, texts, strict=True):
+        other = known.setdefault(tuple(" ".join(text.lower().split()) for text in own), each)
+        if other is not each:
+            raise InputError(
+                f"the classes {other!r} and {each!r} give equal prompts, {own[0]!r}; rename one."
+            )
+    return texts
+
+
+@torch.no_grad()
+def _start(head: nn.Linear, model: Any, tokenizer: Any, texts: list[list[str]]) -> None:
+    """The zero-shot classifier as the head's weights."""
+    length = model.config.text_config.max_position_embeddings
+    options = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
+    for row, own in enumerate(texts):
+        tokens = tokenizer(own, **options)
+        embedded = model.text_model(
+            **{k: v for k, v in tokens.items() if k in ("input_ids", "attention_mask")}
+        )
+        projected = getattr(model, "text_projection", nn.Identity())(embedded.pooler_output)
+        head.weight[row] = model.logit_scale.exp() * normalize(normalize(projected).mean(0), dim=0)
+    head.bias.fill_(float(getattr(model, "logit_bias", torch.zeros(1))))
+    if (head.weight[:, None] - head.weight).abs().amax(2).fill_diagonal_(1).min() < 1e-6:
+        raise InputError(
+            "two classes have the same embedding; their prompts may be longer than the text tower reads."
+        )
+
+
+class Tower(nn.Module):
+    """Images, normalised as the model wants them, to embeddings of norm 1."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.vision, self.projection = model.vision_model, getattr(model, "visual_projection", nn.Identity())
+        self.config = model.config
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = normalize(self.projection(self.vision(pixel_values=x).pooler_output))
+        return found
