@@ -174,9 +174,14 @@ def protocol(result: Result) -> list[str]:
     metric, seeds, search = result["metric"] or "score", len(result["seeds"]), result["search"]
     better = "lower is better" if result["lower_is_better"] else "higher is better"
     unit = "in percent" if metric == "accuracy" else f"({better})"
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"only seed {result['seeds'][0]}"
+    race = result.get("race") or {}
+    most = "up to " * bool(race.get("left"))
+    over = f"mean ± standard deviation over {most}{seeds} seeds"
+    over = over if seeds > 1 else f"only seed {result['seeds'][0]}"
     trials = (
-        f"the defaults and {many(search - 1, 'trial')} of random search" if search > 1 else "the defaults"
+        f"the defaults and {most}{many(search - 1, 'trial')} of random search"
+        if search > 1
+        else "the defaults"
     )
     folds, fits = result.get("folds"), result.get("baseline_fits", 0)
     runs = f"{result['runs'] - result['runs_missing'] - fits:,} runs of {result['steps']:,} steps"
@@ -190,11 +195,47 @@ def protocol(result: Result) -> list[str]:
         f"with the best validation {metric} on the training domains.",
         f"Domains were held out in {folds} groups; each domain is scored separately." if folds else "",
         f"{runs}{on}{baselines}, {duration(result['seconds'])} of training.",
+        *_race(race),
         f"{interval}Student's t, not corrected for several rows." if has_intervals(result) else "",
         f"{units[:1].upper()}{units[1:]}." if (units := result.get("units")) else "",
         f"Controls (never recommended): {', '.join(controls)}." if controls else "",
     ]
     return [clean(line) for line in lines if line]
+
+
+HOW = {
+    "majority": "the majority class is better on average",
+    "chance": "{by} is better by more than chance",
+    "average": "{by} is better on average",
+    "incomplete": "scores are missing",
+    "control": "with {by}",
+}
+"""How a row leaves a race."""
+
+
+def _race(race: Mapping[str, Any]) -> list[str]:
+    """The stages of a race, and which rows left it when and why."""
+    if not race:
+        return []
+    done, stages, left = race["done"], race["stages"], race["left"]
+    lines = []
+    if done < len(stages):
+        why = {"budget": ": the time budget was used up", "interrupted": ": it was interrupted"}
+        lines.append(
+            f"The comparison ended after stage {done} ({stages[done - 1]}) of {len(stages)}"
+            f"{why.get(race['ended'], '')}; the same call continues."
+        )
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name, about in left.items():
+        key = about["stage"], HOW[about["how"]].format(by=about["by"])
+        groups.setdefault(key, []).append(name)
+    parts = [f"{listed(names)} after stage {stage} ({why})" for (stage, why), names in groups.items()]
+    if parts:
+        lines.append(
+            "Left the race, with the scores of fewer seeds and trials and so without a rank: "
+            f"{'; '.join(parts)}. A full comparison: --exhaustive."
+        )
+    return lines
 
 
 def notes(result: Result) -> list[str]:
@@ -218,7 +259,7 @@ def notes(result: Result) -> list[str]:
     if missing := result["missing"]:
         count = f"{result['runs_missing']:,} of {result['runs']:,} runs are missing"
         lines.append(f"{count}: {listed(missing, '; ')}.")
-    if any(row["rank"] is None for row in result["rows"]):
+    if any(row["rank"] is None and not row["left"] for row in result["rows"]):
         lines.append("Algorithms without a score in every case have no rank.")
     return [clean(line) for line in lines]
 
