@@ -1,101 +1,71 @@
-"""Reading and writing files, and text that is safe to print."""
+"""Files are written whole or not at all, and read as plain data."""
 
 import contextlib
+import csv
 import io
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InputError
 from shoal.files import (
+    as_csv,
+    dump_json,
     dump_yaml,
-    open_regular,
+    finite,
+    parse_json,
     parse_yaml,
-    read_bytes,
     replacing,
     write_atomically,
 )
-from shoal.terminal import Printable
+from shoal.terminal import clean
 
-
-class TestReading:
-    def test_a_pipe_is_refused_at_once(self, tmp_path: Path) -> None:
-        os.mkfifo(tmp_path / "data.csv")
-        with pytest.raises(InputError, match=r"data\.csv' is a pipe, not a regular file"):
-            open_regular(tmp_path / "data.csv")
-
-    @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/"])
-    def test_devices_and_folders_are_refused(self, path: str) -> None:
-        with pytest.raises(InputError, match=r"is a (device|folder)"):
-            read_bytes(path)
-
-    def test_no_more_than_the_limit(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_bytes(b"12345")
-        assert read_bytes(tmp_path / "a", 5) == b"12345"
-        with pytest.raises(InputError, match="5 bytes; at most 4"):
-            read_bytes(tmp_path / "a", 4)
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "a: &a [x]\nb: *a",
-            "[" * 5000,
-            "- " * 5000,
-            "{? {? {? ",
-            "!!python/object/apply:os.system [echo]",
-            "0x_",
-            "2020-02-31",
-            "1e999999:5:9",
-        ],
-    )
-    def test_bad_yaml_is_a_value_error_or_plain(self, text: str) -> None:
-        try:
-            parse_yaml(text)
-        except ValueError:
-            return
-        assert "&" not in text
-
-    @given(
-        st.recursive(st.none() | st.booleans() | st.text() | st.integers(), lambda x: st.lists(x, max_size=3))
-    )
-    @example("\x85")
-    @example(" a\u2028b\u2029\n ")
-    def test_what_is_dumped_is_read(self, content: object) -> None:
-        shared = {"one": content, "two": content}
-        assert parse_yaml(dump_yaml(shared)) == shared
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
 
 
 class TestWriting:
-    def test_a_link_stays_and_its_target_is_replaced(self, tmp_path: Path) -> None:
+    def test_a_link_is_replaced_and_its_target_stays(self, tmp_path: Path) -> None:
         (tmp_path / "real").write_text("old")
         (tmp_path / "link").symlink_to(tmp_path / "real")
         write_atomically(tmp_path / "link", b"new")
-        assert (tmp_path / "link").is_symlink()
-        assert (tmp_path / "real").read_text() == "new"
+        assert not (tmp_path / "link").is_symlink()
+        assert (tmp_path / "link").read_text() == "new"
+        assert (tmp_path / "real").read_text() == "old"
 
-    def test_a_pipe_is_written_through(self, tmp_path: Path) -> None:
-        pipe = tmp_path / "pipe"
-        os.mkfifo(pipe)
-        reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
-        write_atomically(pipe, b"through")
-        assert reader.communicate(timeout=10)[0] == b"through"
-        assert not pipe.is_file()
+    def test_a_link_in_place_of_the_temporary_file_is_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "real").write_text("old")
+        (tmp_path / ".a.tmp").symlink_to(tmp_path / "real")
+        with pytest.raises(OSError):
+            write_atomically(tmp_path / "a", b"new")
+        assert (tmp_path / "real").read_text() == "old"
+
+    def test_what_is_no_file_is_written_to(self) -> None:
+        for place in ("/dev/null", "/dev/stdout"):
+            code = f"from shoal.files import write_atomically as w; w({place!r}, b'through')"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+            assert done.stdout == (b"through" if place == "/dev/stdout" else b"")
+        assert not Path("/dev/null").is_file()
 
     def test_inputs_are_never_outputs(self, tmp_path: Path) -> None:
         (tmp_path / "in.csv").write_text("data")
         (tmp_path / "link.csv").symlink_to(tmp_path / "in.csv")
         os.link(tmp_path / "in.csv", tmp_path / "hard.csv")
-        for name in ("in.csv", "link.csv", "hard.csv", "../" + tmp_path.name + "/in.csv"):
+        for name in ("in.csv", "link.csv", "hard.csv", f"../{tmp_path.name}/in.csv"):
             with (
                 pytest.raises(InputError, match="is also an input"),
                 replacing(tmp_path / name, [tmp_path / "in.csv"]),
             ):
                 pass
+        with pytest.raises(InputError, match="is a folder"), replacing(tmp_path):
+            pass
         assert (tmp_path / "in.csv").read_text() == "data"
 
     def test_an_error_leaves_what_was_there(self, tmp_path: Path) -> None:
@@ -106,41 +76,77 @@ class TestWriting:
         assert (tmp_path / "a").read_text() == "old"
         assert os.listdir(tmp_path) == ["a"]
 
+    def test_writers_take_turns_and_what_a_kill_leaves_is_taken_over(self, tmp_path: Path) -> None:
+        path = tmp_path / "new" / "a"
+        writers = [
+            multiprocessing.get_context("fork").Process(target=_write, args=(path, n)) for n in range(3)
+        ]
+        for writer in writers:
+            writer.start()
+        seen = set()
+        for _ in range(200):
+            with contextlib.suppress(FileNotFoundError):
+                seen.add(path.read_bytes())
+            time.sleep(0.001)
+        for writer in writers:
+            assert writer.pid is not None
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.join()
+        assert seen <= {bytes([n]) * 10**5 for n in range(3)}
+        write_atomically(path, b"end")
+        assert os.listdir(path.parent) == ["a"]
+        assert path.read_bytes() == b"end"
 
-class TestPrinting:
+
+def _write(path: Path, number: int) -> None:
+    while True:
+        write_atomically(path, bytes([number]) * 10**5)
+
+
+class TestFormats:
+    @pytest.mark.parametrize(
+        "text",
+        ["[" * 5000, "{? {? {? ", "!!python/object/apply:os.system [echo]", "0x_", "2020-02-31", "a: *b"],
+    )
+    def test_bad_yaml_is_a_value_error(self, text: str) -> None:
+        with pytest.raises(ValueError):
+            parse_yaml(text)
+
+    @given(st.recursive(st.none() | st.booleans() | TEXTS | st.integers(), lambda x: st.lists(x, max_size=3)))
+    def test_what_is_dumped_is_read(self, content: object) -> None:
+        shared = {"one": content, "two": content}
+        assert parse_json(dump_json(shared)) == shared
+        if not any(mark in repr(content) for mark in ("\\x85", "\\u2028", "\\u2029")):  # YAML's line ends
+            assert parse_yaml(dump_yaml(shared)) == shared
+
+    def test_numbers_that_json_has_no_word_for(self) -> None:
+        assert finite({"a": [1.5, float("nan")], "b": (float("inf"), "x")}) == {
+            "a": [1.5, None],
+            "b": [None, "x"],
+        }
+        with pytest.raises(ValueError, match="nested"):
+            parse_json("[" * 100_000)
+
+    @given(st.lists(st.lists(TEXTS.filter(lambda t: "\0" not in t), min_size=2, max_size=3), max_size=4))
+    def test_csv(self, rows: list[list[str]]) -> None:
+        assert list(csv.reader(io.StringIO(as_csv(rows), newline=""))) == rows
+
     @given(st.text())
-    def test_no_control_character_gets_through(self, text: str) -> None:
-        stream = io.StringIO()
-        Printable(stream).write(text)
-        assert not set(stream.getvalue()) & {chr(c) for c in (*range(9), *range(11, 32), *range(127, 160))}
-        assert len(stream.getvalue()) == len(text)
+    def test_no_control_character_is_printed(self, text: str) -> None:
+        shown = clean(text)
+        assert not set(shown) & {chr(c) for c in (*range(32), *range(127, 160))}
+        assert len(shown) == len(text)
 
-    def test_what_the_encoding_lacks(self) -> None:
-        raw = io.BytesIO()
-        stream = Printable(io.TextIOWrapper(raw, encoding="ascii"))
-        stream.write("Łódź \udcff\n")
-        stream.flush()
-        assert raw.getvalue() == b"\\u0141\\xf3d\\u017a ?\n"
 
-    def test_a_full_standard_output_is_an_error_in_one_line(self) -> None:
-        with open("/dev/full", "w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "shoal", "list", "datasets", "--json"],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        assert "Traceback" not in done.stderr
-        assert len(done.stderr.splitlines()) <= 1
-        assert done.returncode == 1
-        assert "No space left" in done.stderr
-
-    def test_an_error_text_with_escapes(self) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "shoal", "train", "fi\x1b]0;owned\x07sh", "digits"],
-            capture_output=True,
-            env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        )
-        assert done.returncode == 2
-        assert b"\x1b" not in done.stderr
-        assert b"Traceback" not in done.stderr
+def test_a_full_standard_output_and_an_error_with_escapes_end_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "shoal", "list", "datasets", "--json"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    words = [sys.executable, "-m", "shoal", "train", "fi\x1b]0;owned\x07sh", "digits"]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 2
+    assert b"\x1b" not in done.stderr
+    assert b"Traceback" not in done.stderr

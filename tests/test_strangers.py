@@ -277,13 +277,3 @@ def test_nothing_unpickles() -> None:
     )
     root = Path(shoal.__file__).parent
     assert not [str(path) for path in root.rglob("*.py") if runs_code.search(path.read_text())]
-
-
-def test_formulas_in_csv() -> None:
-    from shoal.terminal import as_csv
-
-    formulas = ["=1+2", "-1-2", "+cmd|'/C x'!A0", "-a", "@x", "＝x"]
-    plain = ["-1.5", "+2.0 ± 0.1", "-3e-05", "-", "1=2", "a-b"]
-    first, second = as_csv([formulas, plain]).splitlines()
-    assert first == ",".join(f"'{text}" for text in formulas)
-    assert second == ",".join(plain)

@@ -11,10 +11,6 @@ LONGEST = 80
 """Characters of a value that a message shows."""
 
 
-LONGEST_MESSAGE, LINES = 900, 3
-"""Characters and lines of a whole message."""
-
-
 class TableWarning(UserWarning):
     """A doubtful property of a table, which is in the report on its columns as well."""
 
@@ -23,27 +19,26 @@ class InputError(ValueError):
     """Invalid input, detected before any work is done.
 
     The message names the argument, its value and what is valid, in one or two lines; the command line prints
-    it without a traceback. Very long quotations are truncated.
+    it without a traceback.
 
     Args:
-        message: text of the message.
+        message: text of the message; of other programs' long ones the beginning is kept.
         option: option that is wrong, if it is one; its name begins the message.
     """
 
     def __init__(self, message: str, option: str | None = None) -> None:
-        lines = str(message).splitlines()
-        text = "\n".join(lines[:LINES]) if len(lines) > LINES else str(message)
-        super().__init__(text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}…")
+        text = "\n".join(str(message).split("\n")[:3])
+        super().__init__(text if len(text) <= 900 else f"{text[:900]}…")
         self.option = option
 
     def __str__(self) -> str:
-        return self._said(self.option or "")
+        return self._named(self.option)
 
     def as_flag(self) -> str:
         """The message as the command line shows it: ``held_out`` is ``--held-out`` there."""
-        return self._said(f"--{self.option.replace('_', '-')}" if self.option else "")
+        return self._named(self.option and f"--{self.option.replace('_', '-')}")
 
-    def _said(self, option: str) -> str:
+    def _named(self, option: str | None) -> str:
         message = str(self.args[0])
         if not option:
             return message
@@ -55,17 +50,29 @@ class InputError(ValueError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The one of ``known`` that was probably meant."""
-    found = difflib.get_close_matches(str(name)[:100].lower(), list(known), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(str(name)[:100].lower(), list(known)[:20_000], n=1, cutoff=0.5)
     return found[0] if found else None
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `` Did you mean 'fish'?``, or nothing."""
+    near = nearest(name, known) if isinstance(name, str) else None
+    return f" Did you mean {near!r}?" if near else ""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], option: str | None = None) -> InputError:
     """An error for a name that is not registered, with the nearest one that is."""
     known = sorted(known)
-    near = nearest(name, known[:20_000])
-    hint = f" Did you mean {near!r}?" if near else ""
     rest = f"Known: {', '.join(known) or 'none'}." if len(known) <= 50 else f"There are {len(known):,}."
-    return InputError(f"unknown {kind} {shown(name)}.{hint} {rest}", option)
+    return InputError(f"unknown {kind} {shown(name)}.{did_you_mean(name, known)} {rest}", option)
+
+
+def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse the first of ``given`` that is not among ``known``."""
+    known = list(known)
+    for name in listed(given, f"names of {kind.rstrip(':')}"):
+        if not isinstance(name, str) or name not in known:
+            raise unknown_name(kind, name, known)
 
 
 def shown(value: Any) -> str:
@@ -85,11 +92,3 @@ def listed(values: Any, what: str) -> list[Any]:
         return list(values)
     except Exception as error:  # each kind of object has its own
         raise InputError(f"{what} must be a list or an array, got {shown(values)}.") from error
-
-
-def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses the first of ``given`` that is not among ``known``."""
-    known = list(known)
-    for name in listed(given, f"names of {kind.rstrip(':')}"):
-        if not isinstance(name, str) or name not in known:
-            raise unknown_name(kind, name, known)

@@ -438,7 +438,7 @@ class TestFromTable:
             ({"held_out": ["lima", "oslo", "kyoto"]}, "all 3 domains are held out"),
             ({"kinds": {"age": "number"}}, "unknown kind of a column: 'number'"),
             ({"held_out": 7}, "unknown domain '7'"),
-            ({"validation": 1.5}, "share=1.5"),
+            ({"validation": 1.5}, "share must be .* got 1.5"),
         ],
     )
     def test_wrong_arguments(self, changes: dict[str, Any], says: str) -> None:

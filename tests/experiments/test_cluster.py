@@ -70,7 +70,7 @@ def test_runs_are_recorded_as_on_one_machine_and_failures_repeated(
 
 
 def test_a_run_whose_worker_is_killed_resumes(store: Store) -> None:
-    (config,) = wanted = configs(1, 1500)
+    (config,) = wanted = configs(1, 400)
     over = threading.Event()
 
     def kill() -> None:
@@ -82,7 +82,7 @@ def test_a_run_whose_worker_is_killed_resumes(store: Store) -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    outcome = execute(wanted, store, engine="ray", options={"checkpoint_every": 50})
+    outcome = execute(wanted, store, engine="ray", options={"checkpoint_every": 20})
     over.set()
     killer.join()
     assert [numbers(r) for r in outcome.records] == alone(wanted)

@@ -140,7 +140,6 @@ class TestResult:
             assert case["held_out"] in case["fold"].split(" and ")
             assert case["score"] == records[case["run"]].scores["test"]["by_domain"]["AUC"][case["held_out"]]
         assert (result["recommendation"]["domains"], result["recommendation"]["folds"]) == (12, 3)
-        assert sum(result["rows"][0]["selected_trials"].values()) == 3  # one choice per fold and seed
 
     def test_regression_is_scored_in_the_units_of_the_label_with_r2(self) -> None:
         """One site has labels of a hundred times the size."""
@@ -205,18 +204,6 @@ class TestResult:
         given = {**FEW, "algorithms": "erm++", "weights": "run/model.safetensors"}
         assert "  shoal train erm++ " in str(shoal.compare(arrays(), **given))
 
-    def test_a_budget_ends_between_stages(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        options: dict[str, Any] = {**FEW, "seeds": 2, "search": 2, "out": "o", "progress": True}
-        found = shoal.compare(arrays(), budget=1e-9, **options)
-        assert (found.result["runs"], found.result["search"], found.result["seeds"]) == (6, 1, [0])
-        assert found.recommendation is not None
-        assert "is used up after 1 seed with 1 hyperparameter trial" in capsys.readouterr().err
-        again = shoal.compare(arrays(), budget=60, **options)
-        assert (again.result["runs"], again.result["search"], again.result["seeds"]) == (24, 2, [0, 1])
-        assert {*found.result["identities"]} < {*again.result["identities"]}
-
 
 class TestResume:
     def test_only_what_is_missing_or_failed_runs(self, in_process: Any) -> None:
@@ -251,7 +238,7 @@ class TestResume:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         in_process(full)
-        with pytest.raises(InputError, match="No space left on device"):
+        with pytest.raises(OSError, match=r"No space left on device.*the same command"):
             shoal.compare(arrays(), held_out="d001", **FEW)
         in_process()
         assert not shoal.compare(arrays(), held_out="d001", **FEW).failed

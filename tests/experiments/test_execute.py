@@ -221,10 +221,10 @@ def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
     assert files(store.folder) == names(wanted)
 
 
-def test_a_worker_returns_the_warnings_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warnings_of_a_run_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_run(monkeypatch, lambda config: warnings.warn("odd", TableWarning, stacklevel=1))
-    caught = module.run_in_worker(configs(1)[0], Store(tmp_path), "cpu", {})
-    assert (TableWarning, "odd") in caught
+    with pytest.warns(TableWarning, match="odd"):
+        execute(configs(1), Store(tmp_path), **ONE)
 
 
 class TestProgress:

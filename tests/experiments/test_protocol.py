@@ -155,19 +155,12 @@ class TestPlan:
     @pytest.mark.usefixtures("large")
     @pytest.mark.parametrize("dataset", ["rotated-digits", "pacs", "domainnet"])
     def test_large_images_have_their_own_spaces(self, dataset: str) -> None:
-        """DomainNet is evaluated every 1,000 steps, with batches of up to 2⁵; published sets a ResNet."""
+        """Published image sets have a ResNet; DomainNet is evaluated every 1,000 steps."""
         found = protocol.plan({dataset: {}}, ["erm"], seeds=1, search=40)
-        assert {c.eval_every for c in found} == {1000 if dataset == "domainnet" else 300}
         first, *others = found[:40]
-        assert (first.lr, first.optimizer_options) == (5e-5, {"weight_decay": 0.0})
-        assert (first.batch_size, first.model_options) == (32, {"dropout": 0.0})
+        assert (first.lr, first.batch_size, first.model_options) == (5e-5, 32, {"dropout": 0.0})
+        assert {c.eval_every for c in found} == {1000 if dataset == "domainnet" else 300}
         assert {c.model_options["dropout"] for c in others} == {0.0, 0.1, 0.5}
-        decays, sizes = (
-            [c.optimizer_options["weight_decay"] for c in others],
-            [c.batch_size for c in others],
-        )
-        assert 1e-6 <= min(decays) < 1e-5 < 1e-3 < max(decays) <= 1e-2
-        assert 8 <= min(sizes) < 16 < 28 < max(sizes) <= (32 if dataset == "domainnet" else 45)
         assert {(c.precision, c.memory_format) for c in found} == {("fp32", "contiguous")}
         if dataset != "rotated-digits":
             assert {c.model for c in found} == {"resnet50.tv_in1k"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.algorithms import algorithm_class, registry, settings_of
 from shoal.experiments.config import RunConfig
-from shoal.experiments.search import sample, trials
+from shoal.experiments.search import sample, trials, with_rate
 from shoal.settings import search_space
 
 SPACE: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def test_trials_stay_inside(seed: int, number: int, ends: list[float], name: str
     assert sampled(uniform=ends, of=7) == whole / 7
 
 
-def config(algorithm: str, lr: float = 1e-3, seed: int = 0) -> RunConfig:
+def config(algorithm: str, lr: float | None = 1e-3, seed: int = 0) -> RunConfig:
     return RunConfig("linear", algorithm, 5, lr=lr, seed=seed)
 
 
@@ -86,3 +86,27 @@ def test_every_search_space_is_of_the_algorithms_settings(name: str) -> None:
     cls = algorithm_class(name)
     space = search_space(cls)
     assert {s: settings_of(cls).get(s) for s in space} == sample(space, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "lr", "schedule", "wanted"),
+    [
+        ({}, None, None, (1e-3, None)),
+        ({}, 0.1, "cosine", (0.1, "cosine")),
+        ({"weights": "w.pt"}, None, None, (5e-5, "warmup:10")),
+        ({"weights": "w.pt", "steps": 3}, None, None, (5e-5, "warmup:1")),
+        ({"weights": "w.pt", "steps": 10**6}, None, None, (5e-5, "warmup:500")),
+        ({"weights": "w.pt"}, 1e-3, None, (1e-3, None)),
+        ({"weights": "w.pt"}, None, "cosine", (5e-5, "cosine")),
+        ({"weights": "w.pt"}, None, "constant", (5e-5, "constant")),
+        ({"model": "resnet18", "model_options": {"pretrained": True}}, None, None, (5e-5, "warmup:10")),
+        ({"model": "resnet18", "model_options": {"pretrained": False}}, None, None, (1e-3, None)),
+        ({"model": "bert-base-uncased"}, None, None, (5e-5, "warmup:10")),
+        ({"weights": "w.pt", "model_options": {"frozen": True}}, None, None, (1e-3, None)),
+    ],
+)
+def test_the_rate_follows_the_model(fields: dict[str, Any], lr: Any, schedule: Any, wanted: Any) -> None:
+    chosen, shown = with_rate(replace(config("erm", lr=lr), schedule=schedule, **{"steps": 200, **fields}))
+    assert (chosen.lr, chosen.schedule) == wanted
+    assert bool(shown) is (lr is None and wanted[0] == 5e-5)
+    assert with_rate(chosen)[0] == chosen

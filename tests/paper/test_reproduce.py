@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from shoal.errors import InputError
-from shoal.paper import cost, read
+from shoal.paper import read
 from shoal.paper.reproduce import Experiment, reproduce
 
 
@@ -20,14 +19,13 @@ from shoal.paper.reproduce import Experiment, reproduce
     ("experiment", "options", "message"),
     [
         ("linear", {"seeds": 3}, "seeds: linear does not use it; used by cdsprites, tracking, grouping"),
-        ("cost", {"engine": "ray"}, "engine: cost does not use it"),
+        ("theorem", {"engine": "ray"}, "engine: theorem does not use it"),
         ("domainbed", {"preset": "authors-code"}, "preset: .*; used by tracking, grouping, wilds, ablation"),
         ("cdsprites", {"data_dir": "."}, "data_dir: .*; used by tracking, grouping, domainbed"),
         ("cdsprites", {"seeds": 0}, "seeds must be at least 1, got 0"),
         ("cdsprites", {"only": "palete"}, "Did you mean 'palette'"),
         ("lineer", {}, "Did you mean 'linear'"),
         ("ablation", {"only": ["rate"]}, "Did you mean 'rates'"),
-        ("cost", {"only": ["resnet"]}, "Did you mean 'resnet50'"),
         ("tracking", {"datasets": ["camelyon"]}, "Did you mean 'camelyon17'"),
         ("wilds", {"datasets": ["fmo"]}, "Did you mean 'fmow'"),
         ("wilds", {"algorithms": ["fsh"]}, "Did you mean 'fish'"),
@@ -53,21 +51,6 @@ def test_theorem(tmp_path: Path) -> None:
         assert row["one_minus_cos"][-1] < 1e-6
     assert "Nothing is left out" in str(result)
     assert json.loads((tmp_path / "theorem-quick.json").read_text())["rows"]
-
-
-def test_cost_compares_within_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ticks = itertools.count()
-    network = {"shape": [3, 32, 32], "classes": 2, "domains": 2, "batch": 4}
-    small = {"rounds": 4, "warm_up": 1, "steps": 1, "networks": {"sprite-cnn": network}}
-    monkeypatch.setitem(read("presets/cost.yaml"), "full", small)
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: 4.0 ** next(ticks))
-    result = reproduce("cost", out=tmp_path, device="cpu", progress=False)
-    rows = {row["method"]: row for row in result.data["rows"]}
-    assert list(rows) == ["ERM", "Fish", "IDGM, exact", "IDGM, finite differences"]
-    assert rows["Fish"]["ratio_to_fish"] == rows["ERM"]["ratio_to_erm"] == 1.0
-    assert rows["IDGM, exact"]["ratio_to_fish"] > 1  # mostly later than Fish, when time runs faster
-    assert "about 10 ×" in str(result)
-    assert result.to_dict()["environment"]["device"] == "cpu"
 
 
 def test_help_needs_no_torch() -> None:

@@ -212,7 +212,7 @@ def compare(
         raise InputError("compare starts its own processes; run it without torchrun.")
     if "settings" in options:
         raise InputError("belong to one algorithm, and compare searches them; use shoal.train.", "settings")
-    full, rows = with_defaults(options, CompareOptions), listed_algorithms(algorithms)
+    full, asked = with_defaults(options, CompareOptions), listed_algorithms(algorithms)
     of_data: Any = {name: value for name, value in options.items() if name in declared(DataOptions)}
     metric: Any = options.get("metric")
     with datasets_in(options.get("data_dir")), _messages(bool(full["progress"])) as show:
@@ -220,10 +220,9 @@ def compare(
         where = layout(source.dataset, source.options, listed_names(held_out), metric)
         base, note = _base(source, where, options)
         given = tuple(name for name in options if name in declared(TrainingOptions))
-        required = bool(rows) and "all" not in rows
-        rows = _every(rows or _default_rows(base, where, source.own))
+        rows = _rows(asked, base, where, source.own)
         protocol = LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, given)
-        protocol, unable, notes = protocol.checked(full["device"], required)
+        protocol, unable, notes = protocol.checked(full["device"], bool(asked) and "all" not in asked)
         show(note, *where.messages, *notes, *(f"not compared: {n} ({why})" for n, why in unable.items()))
         if baselines:
             protocol = replace(protocol, rows=[*where.baselines, *protocol.rows])
@@ -231,16 +230,14 @@ def compare(
         race = sized(Race(protocol, exhaustive), times, seeds, search, budget)
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
         about: dict[str, Any] = {"title": Path(source.given).name if source.own else base.dataset}
-        about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned}
-        with _disk(folder):
-            _make_folder(folder, source, about["title"])
-            job = _Job(source, race, times, folder, full, about, show)
-            return job.run(budget)
+        about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned, "cautions": notes}
+        _make_folder(folder, source, about["title"])
+        return _Job(source, race, times, folder, full, about, show).run(budget)
 
 
 def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[RunConfig, str]:
     """The options that all runs share, and a message on the learning rate."""
-    from shoal.experiments.compare import BASELINE
+    from shoal.experiments.compare import BASELINE, PATIENCE
     from shoal.experiments.config import RunConfig
     from shoal.experiments.search import with_rate
 
@@ -248,24 +245,21 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
     steps = given.get("steps") or int(where.defaults["steps"])
     fields = {"batch_size": where.defaults["batch"], "eval_every": max(1, steps // 10), "steps": steps}
     fields |= {"data_options": source.options, "holdout": where.holdout}
+    if given.get("select") != "last" and given.get("average") is None:
+        fields["patience"] = PATIENCE
     return with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields | given | model_fields(options)))
 
 
-def _default_rows(base: RunConfig, where: Layout, own: bool) -> Sequence[str]:
+def _rows(asked: Sequence[str], base: RunConfig, where: Layout, own: bool) -> list[str]:
+    """The algorithms to compare, with all of them in place of ``all``."""
+    from shoal.algorithms import registry
     from shoal.experiments.compare import PRETRAINED
     from shoal.experiments.search import weights_of
 
-    rows: Sequence[str] = where.defaults["algorithms"]
-    return PRETRAINED if own and weights_of(base) != "random" else rows
-
-
-def _every(rows: Sequence[str]) -> list[str]:
-    """With all algorithms in place of ``all``."""
-    from shoal.algorithms import registry
-
-    return list(
-        dict.fromkeys([*(registry.names() if "all" in rows else ()), *(r for r in rows if r != "all")])
-    )
+    pretrained = own and weights_of(base) != "random"
+    rows = asked or (PRETRAINED if pretrained else where.defaults["algorithms"])
+    every = registry.names() if "all" in rows else []
+    return list(dict.fromkeys([*every, *(row for row in rows if row != "all")]))
 
 
 def _folder(source: Source, named: bool) -> Path:
@@ -305,19 +299,6 @@ def _messages(progress: bool) -> Iterator[Callable[..., None]]:
         yield show
 
 
-@contextlib.contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """An error of the disk is one message, which says that nothing is lost."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        message = f"{str(folder)!r}: {error.strerror or error}."
-        saved = "" if "are saved" in message else " Finished runs are saved; the same command resumes."
-        raise InputError(message + saved) from error
-
-
 def many(number: int, what: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{number:,} {what}{'s' * (number != 1)}"
@@ -349,6 +330,7 @@ class _Job:
         start, stages = time.monotonic(), self.race.stages
         result, failed = dict[str, Any](), dict[str, str]()
         self._announce(minutes)
+        about = {**self.about, "cautions": [*self.about["cautions"], *self._leaks()]}
         how = {name: self.options[name] for name in ("engine", "device", "jobs")}
         how["options"] = {name: self.options[name] for name in ("workers", "compile", "deterministic")}
         for number, stage in enumerate(stages):
@@ -375,7 +357,7 @@ class _Job:
                 raise Interrupted(
                     f"interrupted. The results {where}; the same command resumes.", stop.signal
                 ) from stop
-            result = self.race.close(stage, self.store.found, failed) | self.about
+            result = self.race.close(stage, self.store.found, failed) | about
             self._tables(result)
             if new and number + 1 < len(stages):
                 self._show_stage(number, result, time.monotonic() - began)
@@ -407,6 +389,18 @@ class _Job:
             f"{many(domains, 'held-out domain')}{groups}; {many(len(stages), 'stage')}{total}: "
             f"{'; '.join(f'{n}. {part}' for n, part in enumerate(parts, 1))}{some}"
         )
+
+    def _leaks(self) -> list[str]:
+        """Columns of a table that may contain the label."""
+        if not (path := self.folder / "columns.json").exists():
+            return []
+        found = [
+            (column["column"], text)
+            for column in read_json(path)["columns"]
+            for text in column["warnings"]
+            if text.startswith("possible leakage")
+        ]
+        return [f"column {name!r}, {text}" for name, text in found]
 
     def _described(self, stage: Stage) -> str:
         """What a stage runs."""

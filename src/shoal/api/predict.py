@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from shoal.api.result import Result
 from shoal.errors import InputError
+from shoal.files import as_csv
 from shoal.settings import Count, Range, checked
-from shoal.terminal import as_csv
 
 if TYPE_CHECKING:
     import pandas

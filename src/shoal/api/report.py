@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -84,12 +84,15 @@ def write_page(folder: str | Path, out: str | Path | None = None, title: str | N
     except InputError as error:
         raise InputError(str(error), "out") from None
     notes: list[str] = []
-    records, make = _page(folder, files, title, notes)
-    notes += [_failed(record) for record in records if record.status == "failed"]
     try:
-        html = make()
+        records, html = _page(folder, files, title, notes)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _no_result(files[0], repr(error)) from error
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{str(files[0])!r} is not a result of this version ({error!r}). Move it and repeat the command "
+            "that wrote it: finished runs are not repeated."
+        ) from error
     try:
         write_atomically(out, html.encode(errors="replace"))
     except OSError as error:
@@ -104,10 +107,10 @@ def _find(folder: Path) -> list[Path]:
     for name in RESULTS:
         if files := sorted(folder.glob(name)):
             return files
-    inside = {p.relative_to(folder).parts[0] for name in RESULTS for p in folder.glob(f"*/{name}")}
+    inside = sorted({p.relative_to(folder).parts[0] for name in RESULTS for p in folder.glob(f"*/{name}")})
     if inside:
         more = f" and {len(inside) - SHOWN:,} more" if len(inside) > SHOWN else ""
-        names = ", ".join(sorted(inside)[:SHOWN]) + more
+        names = ", ".join(inside[:SHOWN]) + more
         raise InputError(f"a report is of one result; specify a folder in {str(folder)!r}: {names}.")
     raise InputError(
         f"there is no result in {str(folder)!r}, such as {', '.join(RESULTS[:4])}. If a command was "
@@ -116,9 +119,9 @@ def _find(folder: Path) -> list[Path]:
 
 
 def _page(
-    folder: Path, files: list[Path], title: str | None, notes: list[str]
-) -> tuple[list[RunRecord], Callable[[], str]]:
-    """The runs of the result, and the function that makes its page."""
+    folder: Path, files: Sequence[Path], title: str | None, notes: list[str]
+) -> tuple[list[RunRecord], str]:
+    """The runs of the result and its page; whatever the content of the files lacks raises an error."""
     from shoal.report import page
 
     kind = files[0].name
@@ -127,27 +130,22 @@ def _page(
         if not records:
             raise InputError(notes[0])
         inputs = _content(files[0].with_name("inputs.json"), notes)
-        known = {"columns": inputs["columns_report"]} if inputs.get("columns_report") else None
-        return records, lambda: page.runs_page(records, title, known, notes)
-    try:
-        result = read_json(files[0])
-    except (OSError, ValueError) as error:
-        raise _no_result(files[0], str(error)) from error
-    if not isinstance(result, Mapping) or not result:
-        raise _no_result(files[0], "it must be an object")
+        report = inputs.get("columns_report")
+        return records, page.runs_page(records, title, {"columns": report} if report else None, notes)
+    result = read_json(files[0])
+    if not isinstance(result, Mapping):
+        raise TypeError("it must be an object")
     report = _content(folder / "columns.json", notes) or None
     if kind == "diagnosis.json":
-        return [], lambda: page.diagnosis_page(result, title, report, notes)
+        return [], page.diagnosis_page(result, title, report, notes)
     if kind == "sweep.json":
         if not all(isinstance(found, list) and found for found in result.values()):
-            raise _no_result(files[0], "it must have lists of results")
+            raise TypeError("it must have lists of results")
         records = _records(sorted((folder / "runs").glob("*.json")), notes)
-        return records, lambda: page.sweep_page(result, records, title, notes)
-    if not isinstance(result.get("identities"), list):
-        raise _no_result(files[0], "it lacks 'identities'")
-    runs = [folder / "runs" / f"{identity}.json" for identity in result["identities"]]
-    records = _records([path for path in runs if path.exists()], notes)
-    return records, lambda: page.comparison_page(result, records, report, title, notes)
+        return records, page.sweep_page(result, records, title, notes)
+    paths = [folder / "runs" / f"{identity}.json" for identity in list(result["identities"])]
+    records = _records([path for path in paths if path.exists()], notes)
+    return records, page.comparison_page(result, records, report, title, notes)
 
 
 def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:
@@ -159,6 +157,11 @@ def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:
             records.append(read_record(path))
         except InputError as error:
             notes.append(f"Not shown: {error}")
+    notes += [
+        f"Failed: {r.config.name} on {r.config.dataset}, {r.config.identity}: {r.error}"
+        for r in records
+        if r.status == "failed"
+    ]
     return records
 
 
@@ -172,16 +175,3 @@ def _content(path: Path, notes: list[str]) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         notes.append(f"Not shown: {path} cannot be read ({error}).")
         return {}
-
-
-def _failed(record: RunRecord) -> str:
-    return (
-        f"Failed: {record.config.name} on {record.config.dataset}, {record.config.identity}: {record.error}"
-    )
-
-
-def _no_result(path: Path, why: str) -> InputError:
-    return InputError(
-        f"{str(path)!r} is not a result of this version ({why}). Move it and repeat the command that wrote "
-        "it: finished runs are not repeated."
-    )

@@ -196,7 +196,7 @@ def _evaluate(
     splits = [split for split in training.splits if split != "train"]
     if greedy and "validation" not in splits:
         raise InputError("a greedy soup requires a validation split, and these data have none.", "greedy")
-    limit = runs[folders[0]].config.eval_limit
+    limit: Any = runs[folders[0]].config.eval_limit
 
     def scores_of(name: str, parts: Sequence[Path], splits: Sequence[str] = splits) -> dict[str, Scores]:
         with progress.phase(f"evaluating {name}"):
@@ -205,7 +205,7 @@ def _evaluate(
             if has_batchnorm(model):
                 training.selection.refresh()
             model.eval()
-            evaluator = training.evaluator_of(splits, None if limit is None else dict.fromkeys(splits, limit))
+            evaluator = training.evaluator_of(splits, limit and dict.fromkeys(splits, limit))
             with contextlib.closing(evaluator.loader):
                 return evaluator(model)
 

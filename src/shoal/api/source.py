@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import itertools
 import os
 import warnings
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from shoal.errors import InputError, nearest, shown
-from shoal.files import write_atomically
+from shoal.files import as_csv, write_atomically
 from shoal.options import Algorithms, DataOptions, Names, as_flags
 from shoal.registry import spelled
-from shoal.terminal import Csv
 
 if TYPE_CHECKING:
     from shoal.data.reading import Table
@@ -245,10 +243,8 @@ def _arrays(arrays: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def _written(table: Table, folder: str | Path | None, home: str) -> Path:
     """A CSV file of the table, named by its content: the same cells as in a file that a command reads."""
-    file = io.StringIO(newline="")
     rows = zip(*(column.texts() for column in table.values()), strict=True)
-    Csv(file, raw=True).write([list(table), *rows])
-    content = file.getvalue().encode("utf-8", "backslashreplace")
+    content = as_csv([list(table), *rows]).encode("utf-8", "backslashreplace")
     digest = hashlib.sha256(content).hexdigest()[:16]
     path = (Path(home) / digest if folder is None else Path(folder)) / f"data-{digest}.csv"
     if not path.exists():

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from shoal.data.images import need_pillow
 from shoal.data.sprites import LATENT_SIZES, SHAPES, render
 from shoal.errors import InputError
-from shoal.files import replacing
-from shoal.terminal import as_csv
+from shoal.files import as_csv, replacing
 
 SEED = 0
 PER_CLASS = 20

@@ -14,7 +14,7 @@ from typing import Any
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import Lost, Warnings, count_jobs, run_in_worker
+from shoal.experiments.execute import Lost, Warnings, count_jobs, run_one
 from shoal.experiments.store import Store
 
 QUEUED = 1000
@@ -140,4 +140,4 @@ def _work(
         os.chdir(home)
     if device == "cpu":  # a run per core gains more than several threads per run
         torch.set_num_threads(1)
-    return run_in_worker(config, store, device, options)
+    return run_one(config, store, device, options)

@@ -216,8 +216,6 @@ class LeaveDomainsOut:
             others = range(1, self.search if space else 1)
             return [first, *(replace(first, settings=sample(space, start.seed, n)) for n in others)]
         algorithm, draw = split_draw(row)
-        if "patience" not in self.given and start.select != "last" and start.average is None:
-            start = replace(start, patience=PATIENCE)
         start = replace(
             start, draw=draw or start.draw, label=display_name(row), select=start.select or "best"
         )
@@ -351,7 +349,7 @@ def results(
             if c.missing
         ],
         "failed": {c.name: failed[c.identity] for c in configs if c.identity in failed},
-        "undefined": selection.undefined(cases),
+        "undefined": {name: names for name, names in selection.further_metrics(cases)[1].items() if names},
         "units": next((note for r in done.values() if (note := r.notes.get("units"))), None),
         "recommendation": found.to_dict() if found else None,
         "rows": rows,

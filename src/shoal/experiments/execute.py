@@ -35,6 +35,10 @@ Warnings = list[tuple[type[Warning], str]]
 """Those of a run: their categories and messages."""
 
 
+class Lost(Exception):
+    """The process of a run ended before the run did."""
+
+
 @dataclass
 class Outcome:
     """The records of all runs that finished or diverged, and the errors of the others."""
@@ -113,16 +117,17 @@ def execute(
                 return bool(waiting) and not signals.asked and not late
 
             try:
-                count = min(count_jobs(device, jobs), len(missing)) if engine == "local" else 0
-                if count == 1:
-                    while may_start():
-                        run_one(config := waiting.popleft(), store, device, options or {})
-                        ended(config, [])
-                else:
-                    shared = Store(store.folder.absolute(), weights=store.weights)
-                    make_pool: Any = LocalPool if count else _ray_pool
-                    pool = make_pool(shared, device, count or jobs, options or {})
+                shared = Store(store.folder.absolute(), weights=store.weights)
+                if engine == "ray":
+                    from shoal.experiments.cluster import RayPool
+
+                    pool: Any = RayPool(shared, device, jobs, options or {})
                     _run(pool, waiting, may_start, store, signals, ended)
+                elif (count := min(count_jobs(device, jobs), len(missing))) > 1:
+                    pool = LocalPool(shared, device, count, options or {})
+                    _run(pool, waiting, may_start, store, signals, ended)
+                while may_start():
+                    ended(config := waiting.popleft(), run_one(config, store, device, options or {}))
                 if signals.asked and waiting:
                     raise KeyboardInterrupt
             except KeyboardInterrupt as stop:
@@ -137,10 +142,6 @@ def execute(
             display.print(f"{len(missing) - len(failed) - len(waiting)} of {len(missing)} runs done.")
     store.clean(configs)
     return Outcome(store.found(configs), failed, len(waiting))
-
-
-class Lost(Exception):
-    """The process of a run ended before the run did."""
 
 
 def _run(
@@ -165,7 +166,7 @@ def _run(
                 config = active.pop(future)
                 try:
                     ended(config, future.result())
-                except (Lost, BrokenProcessPool) as error:
+                except (Interrupted, BrokenProcessPool, Lost) as error:
                     attempts[config.identity] += 1
                     if signals.asked or attempts[config.identity] < ATTEMPTS:
                         waiting.appendleft(config)
@@ -177,14 +178,8 @@ def _run(
         pool.close()
 
 
-def _ray_pool(*args: Any) -> Any:
-    from shoal.experiments.cluster import RayPool
-
-    return RayPool(*args)
-
-
-def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> None:
-    """Do a run and save its record, also if it fails.
+def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> Warnings:
+    """Do a run and save its record, also if it fails; returns the warnings of the run.
 
     The checkpoints of a run that fails stay: the next attempt resumes from them.
     """
@@ -194,11 +189,12 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
         with contextlib.suppress(OSError):  # a full disk
             file.write_text(str(step))
 
-    with Signals() as signals:
+    with Signals() as signals, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
 
         def pause() -> None:
             if signals.asked:
-                raise Interrupted("interrupted", signals.asked)
+                raise Interrupted("it was stopped by a signal", signals.asked)
             time.sleep(0.2)
 
         with store.lock(config, pause):
@@ -206,15 +202,16 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
             with contextlib.suppress(OSError), os.scandir(store.folder):
                 pass  # a network file system then asks its server what is in the folder
             if store.find(config) is not None:  # a process was killed after it had saved the record
-                return
+                return []
+            how: dict[str, Any] = {"progress": report, "options": options, "weights": store.weights}
             try:
-                how: dict[str, Any] = {"progress": report, "options": options, "weights": store.weights}
                 store.save(run(config, device, store.workplace(config), **how))
             except Exception as error:
                 if full := _full_disk(error):
                     raise full from error
                 line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 store.fail(config, line, "".join(traceback.format_exception(error)))
+    return list({(w.category, str(w.message)): None for w in caught})
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:
@@ -224,17 +221,6 @@ def _full_disk(error: BaseException | None) -> OSError | None:
             return OSError(error.errno, os.strerror(error.errno))
         error = error.__cause__ or error.__context__
     return None
-
-
-def run_in_worker(*args: Any) -> Warnings:
-    """:func:`run_one` in another process; returns the warnings of the run."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        try:
-            run_one(*args)
-        except Interrupted as stop:
-            raise Lost("it was stopped by a signal") from stop
-    return list({(w.category, str(w.message)): None for w in caught})
 
 
 class LocalPool:
@@ -253,7 +239,7 @@ class LocalPool:
 
     def submit(self, config: RunConfig) -> Future[Warnings]:
         device, process = self.idle.get()
-        args = run_in_worker, config, self.store, device, self.options
+        args = run_one, config, self.store, device, self.options
         try:
             future = process.submit(*args)
         except BrokenProcessPool:  # it was killed in its last run, or while it was idle

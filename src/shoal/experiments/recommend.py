@@ -311,21 +311,26 @@ def leaving(rows: Sequence[Row], lower: bool) -> dict[str, tuple[str, str]]:
     - ``chance``: a row is better by more than chance;
     - ``average``: the row that is recommended is better on average, or a simpler one by one standard error.
 
-    With fewer than three folds nothing can be concluded, and no row leaves.
+    Where the majority class is better than all, the best row stays. With fewer than three folds nothing can
+    be concluded, and no row leaves.
     """
     usable = [row for row in rows if row["rank"] is not None and not row["control"]]
     if not usable or (scores := _scores(usable, rows, lower)).count < LEAST_DOMAINS:
         return {}
     (gap, se), chosen = scores.differences(), choose(scores)
+    if chosen is None:
+        chosen = int(np.argmax(gap[:, 0]))
     beaten = {"chance": gap > scores.limit(scores.count) * se}
     simpler = scores.complexity[:, None] < scores.complexity
     beaten["average"] = (gap > 0) & ((gap > se) & simpler | (np.arange(len(gap)) == chosen)[:, None])
     left = dict[str, tuple[str, str]]()
     for n, (row, useful) in enumerate(zip(usable, scores.useful(), strict=True)):
         how = next((how for how, by in beaten.items() if by[:, n].any()), None)
+        if n == chosen:
+            continue
         if not useful:
             left[row["algorithm"]] = baselines.MAJORITY, "majority"
-        elif how is not None and n != chosen:
+        elif how is not None:
             by = int(np.argmax(np.where(beaten[how][:, n], gap[:, n], -np.inf)))
             left[row["algorithm"]] = usable[by]["algorithm"], how
     return left

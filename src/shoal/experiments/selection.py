@@ -2,8 +2,12 @@
 
 A *case* is an algorithm, a held-out domain and a seed: the hyperparameter trial that was selected without
 the held-out domain, and its score there. Cases are rows of a DataFrame, whatever protocol they come from, and
-:func:`table` makes a row for each algorithm of them. :func:`trial_cases` reads the cases of a comparison, in
-which every run has selected its step; :func:`domainbed_cases` those of a sweep by DomainBed's three rules:
+:func:`table` makes a row for each algorithm of them. The ``status`` of a case is ``scored``; ``missing``
+where not all runs are there, for the best of some is not the best of all, or ``failed`` where one of these
+failed; ``diverged``; or ``undefined`` where runs finished without a score, such as AUC of one class.
+
+:func:`trial_cases` reads the cases of a comparison, in which every run has selected its step;
+:func:`domainbed_cases` those of a sweep by DomainBed's three rules:
 
 - ``training``: the step and trial with the best mean score on the out-splits of the training domains.
 - ``leave-one-out``: the step and trial with the best mean, over the training domains, of a domain's score at
@@ -37,10 +41,6 @@ RULES = {
     "leave-one-out": "leave-one-domain-out validation",
     "oracle": "test-domain validation (oracle)",
 }
-CASE = ("algorithm", "held_out", "fold", "seed", "status", "trial", "step", "run", "selection_score", "score")
-"""What every case has. ``status`` is ``scored``; ``missing`` where not all runs are there, for the best of
-some is not the best of all, or ``failed`` where one of these failed; ``diverged``; or ``undefined`` where
-runs finished without a score, such as AUC of one class."""
 
 
 def lower_is_better(metric: str | None) -> bool:
@@ -54,32 +54,40 @@ def lower_is_better(metric: str | None) -> bool:
 def table(cases: pandas.DataFrame, lower: bool = False) -> list[dict[str, Any]]:
     """A row of plain data for each algorithm, best first.
 
-    An average is over domains, seed by seed. Only an algorithm with a score in every case has a rank: means
-    over other cases are not comparable.
+    An average is over domains, seed by seed; that of a further metric is over the domains in which all cases
+    have a value of it. Only an algorithm with a score in every case has a rank: means over other cases are
+    not comparable.
     """
-    metric = metric_of(cases)
-    extra = pandas.DataFrame(list(cases["metrics"]), cases.index, dtype=float)
-    lacks = _undefined(cases, extra)
+    metric, (extra, lacks) = metric_of(cases), further_metrics(cases)
     rows = []
     for algorithm, own in cases.groupby("algorithm", sort=False):
-        row: dict[str, Any] = {"algorithm": algorithm, "rank": None, "mean_rank": None}
+        row: dict[str, Any] = {"algorithm": algorithm, "rank": None, "worst": None, "metrics": {}}
         row["domains"] = {
             name: _summary(each["score"], metric, each) | {"fold": each["fold"].iloc[0]}
             for name, each in own.groupby("held_out", sort=False)
         }
-        for name, column in (("average", "score"), ("validation", "selection_score")):
-            row[name] = _summary(_over_domains(own, own[column]), metric, own)
-        row["metrics"] = {}
+        row["average"] = _summary(_over_domains(own, own["score"]), metric, own)
+        row["validation"] = _summary(_over_domains(own, own["selection_score"]), metric, own)
         for name in extra.columns[extra.loc[own.index].notna().any()]:
             known = own[~own["held_out"].isin(lacks[name])]
             row["metrics"][name] = _summary(_over_domains(known, extra.loc[known.index, name]), name, own)
-        runs = own.drop_duplicates(["fold", "seed"])
-        row["selected_trials"] = {str(int(n)): int(c) for n, c in runs["trial"].value_counts().items()}
-        row["runs_diverged"] = int(runs["diverged"].sum())
-        row["worst"] = _worst(row["domains"], lower)
+        row["runs_diverged"] = int(own.drop_duplicates(["fold", "seed"])["diverged"].sum())
+        if own["score"].notna().all():
+            means = {name: summary["mean"] for name, summary in row["domains"].items()}
+            worst = (max if lower else min)(means, key=lambda name: means[name])
+            row["worst"] = {"domain": worst, **row["domains"][worst]}
         rows.append(row)
-    _rank(rows, lower)
-    return rows
+    sign = 1 if lower else -1
+    scores = {r["algorithm"]: rounded(sign * r["average"]["mean"]) for r in rows if r["worst"]}
+    for row in rows:
+        if row["worst"]:
+            row["rank"] = 1 + sum(score < scores[row["algorithm"]] for score in scores.values())
+
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        mean = row["average"]["mean"]
+        return row["rank"] is None, row["rank"], mean is None, sign * (mean or 0.0)
+
+    return sorted(rows, key=place)
 
 
 def metric_of(cases: pandas.DataFrame) -> str | None:
@@ -88,16 +96,12 @@ def metric_of(cases: pandas.DataFrame) -> str | None:
     return None if known.empty else str(known.iloc[0])
 
 
-def undefined(cases: pandas.DataFrame) -> dict[str, list[str]]:
-    """The further metrics that have no value in some domains, with these domains."""
-    lacks = _undefined(cases, pandas.DataFrame(list(cases["metrics"]), cases.index, dtype=float))
-    return {name: domains for name, domains in lacks.items() if domains}
-
-
-def _undefined(cases: pandas.DataFrame, extra: pandas.DataFrame) -> dict[Any, list[str]]:
+def further_metrics(cases: pandas.DataFrame) -> tuple[pandas.DataFrame, dict[str, list[str]]]:
+    """A column for each further metric, and the domains in which some case has no value of it."""
+    extra = pandas.DataFrame(list(cases["metrics"]), cases.index, dtype=float)
     known = cases["metrics"].map(len) > 0
     bad = ~np.isfinite(extra[known])
-    return {name: list(dict.fromkeys(cases.loc[known, "held_out"][bad[name]])) for name in extra}
+    return extra, {n: list(dict.fromkeys(cases.loc[known, "held_out"][bad[n]])) for n in map(str, extra)}
 
 
 def _over_domains(cases: pandas.DataFrame, values: Any) -> Any:
@@ -108,33 +112,6 @@ def _over_domains(cases: pandas.DataFrame, values: Any) -> Any:
 def _summary(values: Any, metric: Any, cases: pandas.DataFrame) -> dict[str, Any]:
     plain = [None if math.isnan(value) else float(value) for value in values]
     return summarize(plain, metric) | {"status": cases["status"].value_counts().to_dict()}
-
-
-def _worst(domains: Mapping[str, Any], lower: bool) -> dict[str, Any] | None:
-    """The held-out domain with the worst mean over seeds; ``None`` where a case has no score."""
-    if any(None in summary["values"] for summary in domains.values()):
-        return None
-    name = (max if lower else min)(domains, key=lambda name: domains[name]["mean"])
-    return {"domain": name, **domains[name]}
-
-
-def _rank(rows: list[dict[str, Any]], lower: bool) -> None:
-    """Sort the rows; ranks are by the average, the mean rank is over domains."""
-    sign = 1 if lower else -1
-    whole = [row for row in rows if row["worst"] is not None]
-    names = list(whole[0]["domains"]) if whole else []
-    means = [[row["average"]["mean"], *(row["domains"][n]["mean"] for n in names)] for row in whole]
-    scores = pandas.DataFrame([[rounded(sign * mean) for mean in own] for own in means])
-    for row, rank, mean in zip(
-        whole, scores.rank(method="min").get(0, []), scores.iloc[:, 1:].rank().mean(axis=1), strict=True
-    ):
-        row["rank"], row["mean_rank"] = int(rank), float(mean)
-
-    def place(row: dict[str, Any]) -> tuple[Any, ...]:
-        mean = row["average"]["mean"]
-        return row["rank"] is None, row["rank"], mean is None, sign * (mean or 0.0)
-
-    rows.sort(key=place)
 
 
 # Comparisons

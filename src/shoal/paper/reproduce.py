@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.report.tables import Table
 
 Experiment = Literal[
-    "linear", "theorem", "cdsprites", "tracking", "grouping", "cost", "domainbed", "wilds", "ablation"
+    "linear", "theorem", "cdsprites", "tracking", "grouping", "domainbed", "wilds", "ablation"
 ]
 SHOWN, WIDTH = 10, 100
 """Failed runs that the text names, and characters of its lines."""
@@ -211,12 +211,11 @@ def reproduce(
     Args:
         experiment: linear (the linear example, step by step), theorem (Fish against gradient matching),
             cdsprites (accuracy by the number of domains), tracking (agreement of gradients in training),
-            grouping (Fish with random grouping), cost (time of a step of IDGM against Fish), domainbed and
-            wilds (the tables of these benchmarks), or ablation (warm start, learning rates, domains per step
-            and SmoothFish on WILDS).
+            grouping (Fish with random grouping), domainbed and wilds (the tables of these benchmarks), or
+            ablation (warm start, learning rates, domains per step and SmoothFish on WILDS).
         quick: a small version that ends within two minutes on two cores; the result says what it leaves out.
-        only: parts to run. cdsprites: adam, idgm, long-idgm, batch-256, sgd, palette, as-printed; cost:
-            sprite-cnn, resnet50; ablation: warm-start, rates, meta-steps, smoothfish (default: all).
+        only: parts to run. cdsprites: adam, idgm, long-idgm, batch-256, sgd, palette, as-printed; ablation:
+            warm-start, rates, meta-steps, smoothfish (default: all).
         datasets: names of datasets, for tracking, grouping, domainbed, wilds and ablation (default: those of
             the paper).
         algorithms: names of algorithms, for domainbed and wilds (default: those of the paper).

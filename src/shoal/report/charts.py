@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.experiments.record import RunRecord, selection_score
-from shoal.experiments.statistics import mean_interval, mean_of
-from shoal.report.compare import cell, number
+from shoal.report.tables import cell, number
 
 COLOURS = 8
 """Colours of a page; with more algorithms, only those that matter have one."""
 MOST = 100
 """Domains in a chart."""
 FAR = 3
-LEAST_DOMAINS = 3
-"""With fewer there is no interval over domains."""
 Chart = dict[str, Any]
 
 
@@ -67,22 +64,9 @@ def unit(metric: str | None) -> tuple[float, str]:
     return (100.0, "accuracy (%)") if metric == "accuracy" else (1.0, metric or "score")
 
 
-def difference(result: Mapping[str, Any], one: str, other: str) -> Chart | None:
-    """``one`` − ``other`` in each domain, and the mean with its interval; domains of a fold are dependent."""
-    rows = {row["algorithm"]: row["domains"] for row in result["rows"]}
-    pairs = {n: [mean_of(rows[row][n]["values"]) for row in (one, other)] for n in result["held_out"]}
-    values = {name: a - b for name, (a, b) in pairs.items() if a is not None and b is not None}
-    if not values or len(values) < len(pairs):
-        return None
-    folds = {case["held_out"]: case["fold"] for case in result["cases"]}
-    found = mean_interval(list(values.values()), [folds.get(name, name) for name in values])
-    return {"values": values, **found._asdict()} | (
-        dict.fromkeys(("low", "high")) if len(values) < LEAST_DOMAINS else {}
-    )
-
-
 def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> Chart:
-    """A line for each :func:`difference`: a dot for every domain, the mean and its interval.
+    """A line for each difference (:func:`~shoal.experiments.recommend.over_domains`): a dot for every domain,
+    the mean, its standard error and its interval.
 
     The scale is that of rows whose mean is within :data:`FAR` times the median row's reach: one far-off row,
     such as the majority class, must not squeeze the others into a point. Its marks are at the edge.
@@ -94,18 +78,20 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> C
     near = [n for n, values in reach.items() if abs(values[0]) <= FAR * usual]
     core = [0.0, *(v for n in near for v in reach[n])]
     dots = [scale * v for n in near for v in found[n]["values"].values()]
-    axis = Axis.over([*core, *dots], core, 1 if len(found) > 1 else 3)
-    rows = []
+    axis, rows = Axis.over([*core, *dots], core, 1 if len(found) > 1 else 3), []
     for name, about in found.items():
-        (mean, *limits), error = reach[name], scale * (about.get("se") or 0.0)
-        bars = [("interval", *limits), ("error", mean - error, mean + error)] if limits else []
-        marks = [{"x": axis.at(low), "to": axis.at(high), "look": look} for look, low, high in bars]
-        marks += [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
+        mean, *limits = reach[name]
+        marks = [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
+        text = number(about["mean"], metric, "+")
+        if limits:
+            error = scale * about["se"]
+            bars = {"interval": limits, "error": [mean - error, mean + error]}
+            marks = [
+                {"x": axis.at(a), "to": axis.at(b), "look": look} for look, (a, b) in bars.items()
+            ] + marks
+            text += f" ({number(about['low'], metric, '+')} to {number(about['high'], metric, '+')})"
         marks.append(axis.dot(mean, "c0 full", "mean"))
-        text, *limits = (number(value / scale, metric, "+").replace("-", "−") for value in reach[name])
-        rows.append(
-            {"name": name, "text": f"{text} ({' to '.join(limits)})" if limits else text, "marks": marks}
-        )
+        rows.append({"name": name, "text": text.replace("-", "−"), "marks": marks})
     name_of_unit = "percentage points of accuracy" if metric == "accuracy" else metric or "score"
     return {"axis": axis, "zero": axis.at(0.0), "rows": rows, "unit": name_of_unit, "beyond": _beyond(rows)}
 
@@ -174,36 +160,35 @@ def learning_curves(panels: Mapping[str, Sequence[RunRecord]]) -> list[Chart]:
     Many held-out domains are one curve. Panels share a scale if all scores are between 0 and 1.
     """
     found = {name: _lines([r for r in records if len(r.history) > 1]) for name, records in panels.items()}
-    found = {name: (metric, lines) for name, (metric, lines) in found.items() if lines}
-    every = [run for _, lines in found.values() for runs in lines.values() for run in runs]
-    values = [value for run in every for value in run.values()]
+    values = [
+        v for _, lines in found.values() for runs in lines.values() for run in runs for v in run.values()
+    ]
     shared = values and 0 <= min(values) <= max(values) <= 1
     return [
         curves(lines, metric, name, Axis.over(unit(metric)[0] * v for v in values) if shared else None)
         for name, (metric, lines) in found.items()
+        if lines
     ]
 
 
 def _lines(records: Sequence[RunRecord]) -> tuple[str | None, Lines]:
-    """The metric that selects, and its values on held-out domains and on validation."""
-    tests = [list(r.history[-1]["scores"].get("test", {}).get("domains", ())) for r in records]
-    names = sorted({name for own in tests for name in own})
+    """The metric that selects, and its values by step on held-out domains and on validation."""
+    names = {name for r in records for name in r.history[-1]["scores"].get("test", {}).get("domains", ())}
     lines, metric = Lines(), None
-    for record, own in zip(records, tests, strict=True):
-        few = [("test", name, name) for name in names if name in own]
-        parts = few if len(names) < COLOURS else [("test", None, "held-out domains")]
-        for split, domain, label in (*parts, ("validation", None, DASHED)):
-            points = {}
+    for record in records:
+        for split in ("test", "validation"):
+            points, label = dict[int, float](), DASHED
             for measured in record.history:
-                if scores := measured["scores"].get(split):
-                    metric, value = selection_score(scores)
-                    if domain is not None and len(scores["domains"]) > 1:
-                        other = (scores.get("by_domain") or {}).get(metric, {})
-                        value = (other if scores.get("selects") else scores["domains"]).get(domain)
+                if (scores := measured["scores"].get(split)) is None:
+                    continue
+                metric, value = selection_score(scores)
+                if split == "test":
+                    one = len(scores["domains"]) == 1 and len(names) < COLOURS
+                    label = next(iter(scores["domains"])) if one else "held-out domains"
+                if value is not None and math.isfinite(value):
                     points[measured["step"]] = value
-            known = {step: v for step, v in points.items() if v is not None and math.isfinite(v)}
-            if known:
-                lines.setdefault(label, []).append(known)
+            if points:
+                lines.setdefault(label, []).append(points)
     return metric, {name: lines[name] for name in sorted(lines, key=lambda n: (n == DASHED, n))}
 
 

@@ -4,62 +4,27 @@ from __future__ import annotations
 
 import html
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import InputError
 from shoal.experiments.progress import duration
+from shoal.files import as_csv as rows_as_csv
 from shoal.files import dump_json
 from shoal.report.plots import compare_figure
-from shoal.report.tables import Table, clean, cut
-from shoal.terminal import as_csv as rows_as_csv
+from shoal.report.tables import Table, cell, clean, cut, listed, many, number
 from shoal.terminal import in_markdown
 
 Result = Mapping[str, Any]
 """Of :func:`shoal.experiments.compare.results`."""
-NAMED = 8
-"""Names in a sentence; the JSON file has all."""
+IMBALANCED = 0.8
+"""Accuracy of a constant prediction from which another metric is suggested."""
 WIDEST, MOST_COLUMNS = 40, 20
 """Characters of a domain's name in a terminal, and domains with a column there; files have all."""
-STATES = ("failed", "diverged", "undefined", "missing")
-
-
-def _four_digits(size: float) -> str:
-    """The format of numbers of about this size, so that a mean and its deviation end at the same place."""
-    if not 1e-4 <= size < 1e6:
-        return ".3e" if size else ".0f"
-    return f".{max(0, 3 - math.floor(math.log10(size)))}f"
-
-
-def number(mean: float, metric: str | None, sign: str = "", error: float | None = None) -> str:
-    """Mean ± error, if there is one; accuracies in percent."""
-    error = error if error and error > 1e-12 * max(1.0, abs(mean)) else None
-    digits = _four_digits(max(abs(mean), error or 0.0))
-    if metric == "accuracy":
-        mean, error, digits = round(100 * mean, 9) + 0.0, error and 100 * error, ".1f"  # never -0.0
-    return f"{mean:{sign}{digits}}" + (f" ± {error:{digits}}" if error else "")
-
-
-def cell(values: Mapping[str, Any] | None, error: str = "sd", sign: str = "") -> str:
-    """Mean ± deviation over seeds, with their number if some have no score; else why there is none."""
-    if values is None or values["mean"] is None:
-        values = values or {}
-        return next((state for state in STATES if state in values.get("status", ())), "–")
-    known, every = sum(v is not None for v in values["values"]), len(values["values"])
-    text = number(values["mean"], values["metric"], sign, values[error])
-    return text if known == every else f"{text} ({known} of {every})"
-
-
-def many(count: int, what: str) -> str:
-    """``1 run``, ``2 runs``."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def listed(names: Sequence[str], between: str = ", ") -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return between.join(names[:NAMED]) + more
+COLUMNS = (
+    *("algorithm", "held_out", "seed", "status", "metric", "score", "selection_score", "trial", "lr", "step"),
+)
+"""Of a case, in the CSV file."""
 
 
 def table(result: Result, written: Callable[[str], str] = str, most: int | None = None) -> Table:
@@ -67,34 +32,36 @@ def table(result: Result, written: Callable[[str], str] = str, most: int | None 
 
     Of more than ``most`` domains only the average and the worst are shown.
     """
-    lines = [_line(row, result, written, most) for row in result["rows"]]
-    found = Table([name for name, _ in lines[0]])
-    for line in lines:
-        found.add(*(value for _, value in line))
-    return found
-
-
-def _line(
-    row: Result, result: Result, written: Callable[[str], str], most: int | None
-) -> list[tuple[str, object]]:
-    """The names of columns with the cells of a row."""
-    names, metric, baseline = result["held_out"], result["metric"], result["baseline"]
+    rows, names, metric, baseline = (result[k] for k in ("rows", "held_out", "metric", "baseline"))
     shown, several, of = most is None or len(names) <= most, len(names) > 1, metric or "score"
-    line = [("rank", "–" if row["rank"] is None else row["rank"]), ("algorithm", row["algorithm"])]
-    line += [(written(clean(name)), cell(row["domains"][name])) for name in names if shown]
+    average = "average " * several
+
+    def worst(row: Result) -> str:
+        about = row["worst"]
+        return f"{number(about['mean'], metric)} ({written(clean(about['domain']))})" if about else "–"
+
+    def difference(row: Result) -> str:
+        return "–" if row["algorithm"] == baseline else cell(row["difference"], sign="+")
+
+    columns: dict[str, Callable[[Result], object]] = {
+        "rank": lambda row: "–" if row["rank"] is None else row["rank"],
+        "algorithm": lambda row: row["algorithm"],
+    }
+    for name in names if shown else ():
+        columns[written(clean(name))] = lambda row, name=name: cell(row["domains"][name])  # type: ignore[misc]
     if several or not shown:
-        worst = row["worst"] and f"{number(row['worst']['mean'], metric)} "
-        worst = worst and f"{worst}({written(clean(row['worst']['domain']))})"
-        line += [(f"average {of}", cell(row["average"])), ("worst domain", worst or "–")]
-    every = [(name, v["mean"]) for other in result["rows"] for name, v in other["metrics"].items()]
-    also = dict.fromkeys(name for name, mean in every if mean is not None)
-    line += [(f"average {name}" if several else name, cell(row["metrics"].get(name))) for name in also]
+        columns |= {f"average {of}": lambda row: cell(row["average"]), "worst domain": worst}
+    for name in dict.fromkeys(n for row in rows for n, v in row["metrics"].items() if v["mean"] is not None):
+        columns[f"{average}{name}"] = lambda row, name=name: cell(row["metrics"].get(name))  # type: ignore[misc]
     if baseline:
-        same = row["algorithm"] == baseline
-        line.append((f"difference to {baseline}", "–" if same else cell(row["difference"], sign="+")))
+        columns[f"difference to {baseline}"] = difference
     if has_intervals(result):
-        line.append(("95 % interval", _interval(row["over_domains"], metric)))
-    return [*line, (f"validation {of}", cell(row["validation"]))]
+        columns["95 % interval"] = lambda row: interval(row["over_domains"], metric)
+    columns[f"validation {of}"] = lambda row: cell(row["validation"])
+    found = Table([*columns])
+    for row in rows:
+        found.add(*(value(row) for value in columns.values()))
+    return found
 
 
 def has_intervals(result: Result) -> bool:
@@ -102,10 +69,11 @@ def has_intervals(result: Result) -> bool:
     return any((row["over_domains"] or {}).get("low") is not None for row in result["rows"])
 
 
-def _interval(about: Mapping[str, Any] | None, metric: str | None) -> str:
+def interval(about: Result | None, metric: str | None, sign: str = "+") -> str:
+    """``low to high``, or a dash."""
     if about is None or about["low"] is None:
         return "–"
-    return f"{number(about['low'], metric, '+')} to {number(about['high'], metric, '+')}"
+    return f"{number(about['low'], metric, sign)} to {number(about['high'], metric, sign)}"
 
 
 def recommended(result: Result) -> list[str]:
@@ -114,46 +82,56 @@ def recommended(result: Result) -> list[str]:
     if about is None:
         return []
     percent, points = (" %", " percentage points") if metric == "accuracy" else ("", "")
-    domains, nearest, tied = about["domains"], _described(about["nearest"]), about["tied"]
-    row = next(row for row in result["rows"] if row["algorithm"] == about["nearest"])
+    caution = "".join(f"Caution: {line}. " for line in cautions(result))
+    domains, nearest = about["domains"], _described(about["nearest"])
+    worst = next(row["worst"] for row in result["rows"] if row["algorithm"] == about["nearest"])
 
-    def ends(low: float, high: float, sign: str = "") -> str:
-        return f"{number(low, metric, sign)} to {number(high, metric, sign)}"
+    def ends(low: float, high: float) -> str:
+        return f"{number(low, metric)} to {number(high, metric)}"
 
-    def gap(difference: Mapping[str, Any]) -> str:
-        interval = ends(difference["low"], difference["high"], "+")
-        return f"{number(difference['mean'], metric, '+')}{points} (95 % interval {interval})"
+    def gap(other: Result) -> str:
+        mean = f"{number(other['mean'], metric, '+')}{points}"
+        return f"{mean} (95 % interval {interval(other, metric)})"
 
     if about["state"] == "few":
         least = "at least three, held out in three groups, are needed"
-        first = f"No recommendation: {many(domains, 'held-out domain')}; {least}."
-        return [first, clean(f"Start with {nearest}, the simplest algorithm.")]
+        first = f"{caution}No recommendation: {many(domains, 'held-out domain')}; {least}."
+        return [clean(first), clean(f"Start with {nearest}, the simplest algorithm.")]
     if about["state"] == "majority":
         why = "is not shown to beat a constant prediction (the majority baseline)"
-        return [clean(f"No recommendation: {nearest} {why}: {gap(about['majority'])}.")]
+        return [clean(f"{caution}No recommendation: {nearest} {why}: {gap(about['majority'])}.")]
     first = f"Use {nearest}"
     if about["state"] == "tied":
-        first = f"Tied: {listed([about['row'], *tied])} cannot be told apart on {domains} domains. {first}"
-        first += ", the simplest"
-    worst = f"{number(row['worst']['mean'], metric)}{percent} ({row['worst']['domain']})"
+        names = listed([about["row"], *about["tied"]])
+        first = f"Tied: {names} cannot be told apart on {domains} domains. {first}, the simplest"
+    best, reference, least = about["alternative"], about["reference"], about["detectable"]
+    others = [*{other["to"]: other for other in (reference, best) if other}.values()]
     lines = [
-        f"{first}.",
+        f"{caution}{first}.",
         f"Expect {metric} {number(about['expected'], metric)}{percent} on a new domain: "
         f"{ends(*about['mean'])} on average, {ends(*about['new_domain'])} in a single one (95 % intervals "
-        f"from {domains} held-out domains, of which the worst had {worst}).",
+        f"from {domains} held-out domains, of which the worst had {number(worst['mean'], metric)}{percent} "
+        f"({worst['domain']})).",
+        *(f"Its difference to {other['to']} is {gap(other)}." for other in others),
     ]
-    lines += [
-        f"Its difference to {other['to']} is {gap(other)}."
-        for other in (about["reference"], about["alternative"])
-        if other and (other is about["alternative"] or other["to"] != about["alternative"]["to"])
-    ]
-    if (least := about["detectable"]) is not None:
-        more = (
-            f"With {domains} domains, differences below {number(least, metric)}{points} usually go unnoticed"
-        )
-        needed = about["domains_needed"] and f"{about['domains_needed']:,} domains would usually tell it"
-        lines.append(f"{more}{f'; {needed} from ' + about['alternative']['to'] if needed else ''}.")
+    if least is not None:
+        needed = about["domains_needed"]
+        more = f"; {needed:,} domains would usually tell it from {best['to']}" if needed else ""
+        below = f"differences below {number(least, metric)}{points} usually go unnoticed"
+        lines.append(f"With {domains} domains, {below}{more}.")
     return [clean(line) for line in lines]
+
+
+def cautions(result: Result) -> list[str]:
+    """What makes a recommendation doubtful, whatever the scores: leakage, impossible classes, imbalance."""
+    lines = list(result.get("cautions", ()))
+    shares = [row["average"]["mean"] for row in result["rows"] if row["algorithm"] == "majority"]
+    if result["metric"] == "accuracy" and shares and (shares[0] or 0.0) >= IMBALANCED:
+        lines.append(
+            f"a constant prediction is correct in {number(shares[0], 'accuracy')} %, so that accuracy says "
+            "little; compare by --metric AUC or 'macro recall', which count all classes alike"
+        )
+    return lines
 
 
 def _described(name: str) -> str:
@@ -269,15 +247,8 @@ def text(result: Result) -> str:
     first, rest = recommended(result), [*protocol(result), *notes(result)]
     if (count := len(result["held_out"])) > MOST_COLUMNS:
         rest.append(f"The scores on each of the {count:,} domains are in the files.")
-    return "\n".join(
-        [
-            *first,
-            *[""] * bool(first),
-            table(result, lambda name: cut(name, WIDEST), MOST_COLUMNS).text(),
-            "",
-            *rest,
-        ]
-    )
+    scores = table(result, lambda name: cut(name, WIDEST), MOST_COLUMNS).text()
+    return "\n".join([*first, *[""] * bool(first), scores, "", *rest])
 
 
 def markdown(result: Result) -> str:
@@ -288,19 +259,15 @@ def markdown(result: Result) -> str:
     return "\n".join([title, "", *first, "", table(result, html.escape).markdown(), "", *rest, ""])
 
 
-COLUMNS = ("algorithm", "held_out", "seed", "status", "metric", "score", "selection_score", "trial")
-
-
 def as_csv(result: Result) -> str:
     """A line for every algorithm, held-out domain and seed, with the selected settings as JSON."""
-    lines: list[list[Any]] = [[*COLUMNS, "lr", "step", "average", "worst", "worst_domain", "settings"]]
+    lines: list[list[Any]] = [[*COLUMNS, "average", "worst", "worst_domain", "settings"]]
     rows = {row["algorithm"]: row for row in result["rows"]}
-    for trial in result["cases"]:
-        row, settings = rows[trial["algorithm"]], trial.get("settings")
+    for case in result["cases"]:
+        row, settings = rows[case["algorithm"]], case.get("settings")
         worst = row["worst"] or {}
         whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
-        cells = [*map(trial.get, (*COLUMNS, "lr", "step")), *whole]
-        lines.append([*cells, "" if settings is None else json.dumps(settings)])
+        lines.append([*map(case.get, COLUMNS), *whole, "" if settings is None else json.dumps(settings)])
     return rows_as_csv(lines)
 
 

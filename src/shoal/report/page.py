@@ -17,8 +17,7 @@ from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import summarize
 from shoal.report import charts, compare, diagnose, runs
 from shoal.report import columns as of_columns
-from shoal.report.compare import listed, many
-from shoal.report.tables import clean
+from shoal.report.tables import cell, clean, listed, many
 
 TEMPLATES = Path(__file__).parent
 Result = Mapping[str, Any]
@@ -36,52 +35,48 @@ def comparison_page(
 
     ``columns`` is the report on the columns of a table, and ``notes`` names files that could not be read.
     """
-    rows, held_out, metric = (
-        {row["algorithm"]: row for row in result["rows"]},
-        result["held_out"],
-        result["metric"],
-    )
-    about = result.get("recommendation") or {}
-    better = about.get("row") is not None
-    take, versus = about.get("nearest"), about.get("alternative" if better else "majority")
-    other = versus and versus["to"]
+    from shoal.experiments.recommend import over_domains
+
+    rows, held_out = {row["algorithm"]: row for row in result["rows"]}, result["held_out"]
+    metric, about = result["metric"], result.get("recommendation") or {}
+    take, recommended = about.get("nearest"), about.get("row") is not None
     first = take or result["baseline"] or next(iter(rows))
-    decision = charts.difference(result, take, other) if take and other else None
-    found = {row: charts.difference(result, row, first) for row in rows if row != first}
-    pairs = {row: pair for row, pair in found.items() if pair}
-    marks = {row: "control" if rows[row]["control"] else "" for row in rows} | {
-        result["baseline"]: "baseline"
-    }
-    marks |= {take: "recommended"} if better else {}
-    table = compare.table(result, most=0)
-    cells = {name: [compare.cell(row["domains"][name]) for row in rows.values()] for name in held_out}
+    versus = about.get("alternative" if recommended else "majority")
+    pairs = {name: pair for name in rows if name != first and (pair := over_domains(rows[name], rows[first]))}
+    marks = {name: "control" if row["control"] else "" for name, row in rows.items()}
+    marks |= {result["baseline"]: "baseline"} | ({take: "recommended"} if recommended else {})
+    scores = compare.table(result, most=0)
     selected = {case["run"] for case in result["cases"]}
     shown = [record for record in records if record.config.identity in selected]
     lost = f"{result['runs_missing']:,} of {result['runs']:,} runs are missing"
     why = f" yet: {lost}" if result["runs_missing"] else ": no algorithm has a score in every case"
-    parts = {
+    parts: dict[str, Any] = {
         "lead": compare.recommended(result) or [f"No recommendation{why}."],
         "compared": f"{listed(list(rows))} on {listed(held_out)}, {many(len(result['seeds']), 'seed')}.",
         "unit": charts.unit(metric)[1] + ", lower is better" * result["lower_is_better"],
         "scores": {
-            "columns": table.columns[1:],
-            "rows": [[(row[1], marks[row[1]]), *row[2:]] for row in table.rows],
+            "columns": scores.columns[1:],
+            "rows": [[(row[1], marks[row[1]]), *row[2:]] for row in scores.rows],
         },
         "first": first,
         "differences": pairs and charts.differences(pairs, metric),
         "by_domain": charts.domains(result, first),
         "each": {
             "columns": ["domain", *((row, marks[row]) for row in rows)],
-            "rows": [[name, *own] for name, own in cells.items()] if len(held_out) > 1 else [],
+            "rows": [
+                [name, *(cell(row["domains"][name]) for row in rows.values())]
+                for name in held_out * (len(held_out) > 1)
+            ],
         },
         "protocol": compare.protocol(result),
     }
-    if decision and decision["low"] is not None:
-        parts["decision"] = charts.differences({f"{take} − {other}": decision}, metric)
+    pair = over_domains(rows[first], rows[versus["to"]]) if versus else None
+    if versus and pair and pair["low"] is not None:
+        parts["decision"] = charts.differences({f"{first} − {versus['to']}": pair}, metric)
         side = "left" if result["lower_is_better"] else "right"
-        parts["better"] = f"To the {side} of zero {take} is better."
+        parts["better"] = f"To the {side} of zero {first} is better."
     title = title or f"Report on {result.get('title') or result['dataset']}"
-    panels = {row: [record for record in shown if record.config.name == row] for row in rows}
+    panels = {name: [record for record in shown if record.config.name == name] for name in rows}
     notes = [*compare.notes({**result, "failed": {}}), *notes]
     return _page(title, records, panels, selected, columns, notes, **parts)
 
@@ -121,7 +116,7 @@ def runs_page(
     scores = [record.headline for record in finished]
     if known := [score for score in scores if score is not None]:
         metric = known[0][0]
-        lead += f" Test {metric}: {compare.cell(summarize([value for _, value in known], metric))}"
+        lead += f" Test {metric}: {cell(summarize([value for _, value in known], metric))}"
         lead += " %." if metric == "accuracy" else "."
     title = title or f"Report on {name}"
     return _page(title, records, {name: finished}, (), columns, notes, lead=[lead], tables=tables)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.experiments.statistics import mean_of, plus_minus
-from shoal.report.compare import cell, listed
-from shoal.report.tables import Table, clean
+from shoal.report.tables import Table, cell, clean, listed
 
 MOST, FEW = 50, 10
 """Of a split with more domains than the former, only so many are shown."""

@@ -1,14 +1,21 @@
-"""Tables as text for a terminal, and as Markdown, LaTeX, HTML and CSV."""
+"""Tables as text for a terminal, and as Markdown, LaTeX, HTML and CSV; and how their cells are written."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.cells import cell_len
 
-from shoal.terminal import as_csv, clean
+from shoal.files import as_csv
+from shoal.terminal import clean
+
+NAMED = 8
+"""Names in a sentence; files have all."""
+STATES = ("failed", "diverged", "undefined", "missing")
 
 
 def cut(text: str, width: int) -> str:
@@ -89,3 +96,39 @@ IN_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | SIGNS)
 
 def _numeric(cell: str) -> bool:
     return not cell or cell[0] in "0123456789–-+−≥≤≈"
+
+
+# Cells
+
+
+def number(mean: float, metric: str | None, sign: str = "", error: float | None = None) -> str:
+    """Mean ± error, if there is one; accuracies in percent."""
+    error = error if error and error > 1e-12 * max(1.0, abs(mean)) else None
+    size = max(abs(mean), error or 0.0)  # four digits, and both end at the same place
+    digits = (
+        f".{max(0, 3 - math.floor(math.log10(size)))}f" if 1e-4 <= size < 1e6 else ".3e" if size else ".0f"
+    )
+    if metric == "accuracy":
+        mean, error, digits = round(100 * mean, 9) + 0.0, error and 100 * error, ".1f"  # never -0.0
+    return f"{mean:{sign}{digits}}" + (f" ± {error:{digits}}" if error else "")
+
+
+def cell(values: Mapping[str, Any] | None, error: str = "sd", sign: str = "") -> str:
+    """Mean ± deviation over seeds, with their number if some have no score; else why there is none."""
+    if values is None or values["mean"] is None:
+        values = values or {}
+        return next((state for state in STATES if state in values.get("status", ())), "–")
+    known, every = sum(v is not None for v in values["values"]), len(values["values"])
+    text = number(values["mean"], values["metric"], sign, values[error])
+    return text if known == every else f"{text} ({known} of {every})"
+
+
+def many(count: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def listed(names: Sequence[str], between: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return between.join(names[:NAMED]) + more

@@ -1,8 +1,7 @@
-"""Pretrained backbones: the learning rate that follows them, and features of frozen ones."""
+"""Features of frozen backbones, and models that begin with weights from a file."""
 
 from __future__ import annotations
 
-import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,56 +14,11 @@ from safetensors.torch import load_file
 import shoal
 from shoal.errors import InputError
 from shoal.experiments import frozen
-from shoal.experiments.config import RunConfig, read_config
-from shoal.experiments.run import prepare, run
-from shoal.experiments.search import with_rate
+from shoal.experiments.config import read_config
+from shoal.experiments.run import prepare
 
 BACKBONE = "mobilenetv2_035"
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
-
-
-def config(**more: Any) -> RunConfig:
-    return RunConfig("linear", "erm", more.pop("steps", 200), **more)
-
-
-@pytest.mark.parametrize(
-    ("fields", "lr", "schedule", "wanted"),
-    [
-        ({}, None, None, (1e-3, None)),
-        ({}, 0.1, "cosine", (0.1, "cosine")),
-        ({"weights": "w.pt"}, None, None, (5e-5, "warmup:10")),
-        ({"weights": "w.pt", "steps": 3}, None, None, (5e-5, "warmup:1")),
-        ({"weights": "w.pt", "steps": 10**6}, None, None, (5e-5, "warmup:500")),
-        ({"weights": "w.pt"}, 1e-3, None, (1e-3, None)),
-        ({"weights": "w.pt"}, None, "cosine", (5e-5, "cosine")),
-        ({"weights": "w.pt"}, None, "constant", (5e-5, "constant")),
-        ({"model": "resnet18", "model_options": {"pretrained": True}}, None, None, (5e-5, "warmup:10")),
-        ({"model": "resnet18", "model_options": {"pretrained": False}}, None, None, (1e-3, None)),
-        ({"model": "bert-base-uncased"}, None, None, (5e-5, "warmup:10")),
-        ({"weights": "w.pt", "model_options": {"frozen": True}}, None, None, (1e-3, None)),
-    ],
-)
-def test_the_rate_follows_the_model(fields: dict[str, Any], lr: Any, schedule: Any, wanted: Any) -> None:
-    chosen, shown = with_rate(config(**fields, lr=lr, schedule=schedule))
-    assert (chosen.lr, chosen.schedule) == wanted
-    assert bool(shown) is (lr is None and wanted[0] == 5e-5)
-    assert with_rate(chosen)[0] == chosen
-
-
-def test_a_warm_up_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    whole = config(steps=12, schedule="warmup:8,cosine", batch_size=4)
-    run(whole, "cpu", folder=tmp_path / "whole")
-    options = {"checkpoint_every": 5}
-
-    def stop(step: int, note: str) -> None:
-        if step >= 5:
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(whole, "cpu", folder=tmp_path / "part", options=options, progress=stop)
-    run(whole, "cpu", folder=tmp_path / "part", options=options)
-    same = [(tmp_path / d / "model.safetensors").read_bytes() for d in ("whole", "part")]
-    assert same[0] == same[1]
 
 
 @pytest.fixture
