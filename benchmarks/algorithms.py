@@ -27,7 +27,7 @@ from torch import nn
 
 from shoal.algorithms import algorithm_class, build, registry, settings_of
 from shoal.algorithms.base import trained_parameters
-from shoal.data import DomainBatch, Task
+from shoal.data import MetaBatch, Task
 from shoal.models import FeatureModel
 from shoal.models import build as build_model
 from shoal.training.engine import Engine
@@ -57,12 +57,11 @@ class Stepper:
         self.algorithm = algorithm.to(given.device).train()
         auxiliary = self.algorithm.auxiliary_optimizers()
         optimizer = torch.optim.Adam(trained_parameters(self.algorithm, auxiliary), 5e-5)
-        wrapped = self.algorithm.wrap(optimizer, S)
-        self.engine = Engine(wrapped, precision=given.precision, auxiliary=auxiliary)
-        self.algorithm.autocast = self.engine.autocast
+        self.algorithm.prepare(optimizer, 5e-5)
+        self.engine = Engine(self.algorithm, optimizer, precision=given.precision, auxiliary=auxiliary)
 
-    def step(self, batches: list[DomainBatch]) -> None:
-        self.engine.step(self.algorithm, batches)
+    def step(self, batch: MetaBatch) -> None:
+        self.engine.step(batch, 1)
 
 
 def make_model(name: str) -> tuple[FeatureModel, int]:
@@ -90,14 +89,12 @@ def main() -> None:
     given = parser.parse_args()
     side = 32 if given.model == "small" else 224
     draw = torch.Generator(device=given.device).manual_seed(1)
-    batches = [
-        DomainBatch(
-            torch.randn(B, 3, side, side, device=given.device, generator=draw),
-            torch.randint(CLASSES, (B,), device=given.device, generator=draw),
-            d,
-        )
-        for d in range(S)
-    ]
+    batch = MetaBatch(
+        torch.randn(S * B, 3, side, side, device=given.device, generator=draw),
+        torch.randint(CLASSES, (S * B,), device=given.device, generator=draw),
+        torch.arange(S, device=given.device).repeat_interleave(B),
+        (B,) * S,
+    )
     ways = {name: (name, SETTINGS.get(name, {})) for name in registry.names()} | VARIANTS
     ways = {n: way for n, way in ways.items() if not given.names or n in ("erm", *given.names)}
     times: dict[str, list[float]] = {}
@@ -112,10 +109,10 @@ def main() -> None:
         group = ["erm", *names[first : first + 4]]
         steppers = {n: Stepper(*ways[n], given) for n in group}
         for name, stepper in steppers.items():
-            memory[name] = held(stepper, batches, given.device)
+            memory[name] = held(stepper, batch, given.device)
         for number in range(given.rounds):
             order = group[number % len(group) :] + group[: number % len(group)]
-            found = {n: timed(steppers[n], batches, given.device) for n in order}
+            found = {n: timed(steppers[n], batch, given.device) for n in order}
             for n, seconds in found.items():
                 times.setdefault(n, []).append(seconds)
                 ratios.setdefault(n, []).append(seconds / found["erm"])
@@ -149,24 +146,24 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def held(stepper: Stepper, batches: list[DomainBatch], device: str) -> float:
+def held(stepper: Stepper, batch: MetaBatch, device: str) -> float:
     """Bytes that a step holds at its fullest, beyond what is there before and after; warms up, too."""
     for _ in range(2):
-        stepper.step(batches)
+        stepper.step(batch)
     wait(device)
     if not device.startswith("cuda"):
         return 0.0
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    stepper.step(batches)
+    stepper.step(batch)
     wait(device)
     return float(torch.cuda.max_memory_allocated() - before)
 
 
-def timed(stepper: Stepper, batches: list[DomainBatch], device: str) -> float:
+def timed(stepper: Stepper, batch: MetaBatch, device: str) -> float:
     wait(device)
     began = time.perf_counter()
-    stepper.step(batches)
+    stepper.step(batch)
     wait(device)
     return time.perf_counter() - began
 

@@ -59,11 +59,14 @@ class Text:
         return value
 
 
-HEAD = Text(r"plateau|head(:[1-9][0-9]{0,8})?", "'plateau', 'head' or 'head:STEPS'")
+HEAD = Text(
+    r"plateau|head(-train)?(:[1-9][0-9]{0,8})?",
+    "'plateau', 'head', 'head:STEPS', 'head-train' or 'head-train:STEPS'",
+)
 SHARE = r"0?\.0*[1-9][0-9]*"
 AVERAGE = Text(
-    rf"sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
-    "'sma', 'sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
+    rf"(online-)?sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
+    "'sma', 'sma:START', 'online-sma', 'online-sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
 )
 DECAY = rf"(cosine|linear|step:(1|{SHARE}):[1-9][0-9]*)"
 SCHEDULE = Text(
@@ -166,13 +169,16 @@ class TrainingOptions(TypedDict, total=False):
     clip: Annotated[Positive | None, Option()]
     """Maximum norm of the gradient; in Fish, of each inner step's."""
     accumulate: Annotated[Count, Option(1)]
-    """Number of micro-batches that each batch is split into, to save memory."""
+    """Number of micro-batches that each batch is split into, to save memory; for algorithms whose objective
+    is a mean over examples."""
     warm_start: Annotated[WarmStart | None, Option(None, "train")]
     """Train with ERM first, for a number of steps (500), for a fraction of the data (0.1), or until
     validation stops improving (plateau); or only the head, for steps / 10 steps (head) or a given number
-    (head:500)."""
+    (head:500); or the head as in ERM++, on the batches of the training and with the rest in training mode,
+    for 500 steps (head-train) or a given number (head-train:100)."""
     average: Annotated[Average | None, Option(None, "train")]
-    """Average the weights: sma from a tenth of the steps on, or from step START on (sma:START); ema
+    """Average the weights: sma from a tenth of the steps on, or from step START on (sma:START); online-sma
+    as in ERM++, from step 100 or START on, with BatchNorm of the averaged network tracked online; ema
     exponentially, with decay 0.999 or DECAY (ema:DECAY); swad between a start and an end found on the
     validation loss, with ratio 1.3 or RATIO (swad:RATIO)."""
     wise_ft: Annotated[Annotated[float, Range(0, 1)] | Literal["validation"] | None, Option()]
@@ -187,12 +193,11 @@ class TrainingOptions(TypedDict, total=False):
     retrain: Annotated[bool, Option(False)]
     """After selection, train again from the initial weights on training and validation examples, for as many
     steps as the selected weights were trained."""
-    precision: Annotated[Literal["fp32", "bf16", "fp16", "auto"] | None, Option(None, "train")]
-    """Precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default: fp32; auto for
-    pretrained models by name)."""
-    memory_format: Annotated[Literal["contiguous", "channels-last", "auto"] | None, Option()]
-    """Memory format of images and convolutions; auto: whichever is faster on CUDA (default: contiguous; auto
-    for pretrained models by name)."""
+    precision: Annotated[Literal["fp32", "bf16"] | None, Option(None, "train")]
+    """Precision of the forward pass (default: fp32; bf16 for pretrained image models by name, on CUDA)."""
+    memory_format: Annotated[Literal["contiguous", "channels-last"] | None, Option()]
+    """Memory format of images and convolutions (default: contiguous; channels-last for pretrained image
+    models by name, on CUDA)."""
     metric: Annotated[str | Maker | None, Option(None, "train compare")]
     """Metric for selection, such as AUC or 'worst-group accuracy' (default: the dataset's; otherwise accuracy
     or mse). In Python also a function of outputs, labels and groups."""

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+random_in_graph = False
+"""Whether the step that is captured as a CUDA graph draws random numbers; set where it is captured."""
+
 
 def random_state(model: nn.Module) -> list[Tensor]:
     """The state of the generators that ``model`` draws from: the CPU's, and those of its CUDA devices.
@@ -16,6 +19,8 @@ def random_state(model: nn.Module) -> list[Tensor]:
     """
     devices = _devices(model)
     if devices and torch.cuda.is_current_stream_capturing():
+        if random_in_graph:
+            raise RuntimeError("random numbers cannot be repeated within a CUDA graph")
         return []
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
 
@@ -58,6 +63,3 @@ def set_random_state(model: nn.Module, states: list[Tensor]) -> None:
 
 def _devices(model: nn.Module) -> list[int]:
     return sorted({p.device.index for p in model.parameters() if p.is_cuda})
-
-
-leaves_no_trace = preserve_state  # the name of 0.3

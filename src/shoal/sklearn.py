@@ -100,7 +100,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         """The algorithm and its settings; ERM if it would have too few domains."""
         cls = algorithm_class(self.algorithm)
         settings = check_settings(cls, coerce(Given, self.settings, "settings") or {})
-        if len(domains) > 1 or not (cls.compares_domains or cls.knows_domains):
+        if len(domains) > 1 or cls.min_domains == 1:
             return {"algorithm": cls, "settings": settings, "domains_per_step": self.domains_per_step}
         groups = f"one group only ({domains.names[0]!r})" if grouped else "no groups"
         message = f"{cls.__name__} requires several domains, but fit received {groups}; it trains as ERM."

@@ -10,12 +10,14 @@ from torch.utils.data import Dataset
 import shoal
 from shoal.algorithms import Algorithm, build
 from shoal.algorithms.base import trained_parameters
-from shoal.data import DomainBatch, DomainBatchSampler, Task, TensorData, concatenate
+from shoal.data import DomainBatchSampler, MetaBatch, MetaBatchLoader, Task, concatenate
 from shoal.models.feature_model import FeatureModel, linear_head
 from shoal.training.engine import Engine
 
-S, B = 3, 8
-TASK = Task(S, 2, features=16)
+S, B, WIDTH = 3, 8, 16
+TASK = Task(S, 2, features=WIDTH)
+OUTPUTS = {"classification": 3, "ordinal": 3, "dense": 6, "multilabel": 3, "regression": 2}
+"""Outputs of a network, for each task."""
 
 
 def toy(examples: int = 48) -> dict[str, tuple[Tensor, Tensor]]:
@@ -29,7 +31,14 @@ def toy(examples: int = 48) -> dict[str, tuple[Tensor, Tensor]]:
     return domains
 
 
-WIDTH = 16
+def toy_of(kind: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """The toy's inputs with targets of a task, which are linear in them."""
+    targets = {
+        "dense": lambda x: (x[:, :2] > 0).long() + (x[:, :2] > 1).long(),
+        "multilabel": lambda x: (x[:, :3] > 0).float(),
+        "regression": lambda x: x[:, :2] - x[:, 2:],
+    }
+    return {name: (x, targets.get(kind, lambda x: x[:, :3].argmax(1))(x)) for name, (x, _) in toy().items()}
 
 
 def network(outputs: int | None = 2, *, norm: bool = True, seed: int = 0) -> FeatureModel:
@@ -38,6 +47,14 @@ def network(outputs: int | None = 2, *, norm: bool = True, seed: int = 0) -> Fea
         between = [nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.1)] if norm else [nn.Tanh()]
         features = nn.Sequential(nn.Linear(4, WIDTH), *between)
         return FeatureModel(features, linear_head(WIDTH, outputs))
+
+
+def network_of(kind: str) -> FeatureModel:
+    """One hidden layer and a linear head, whose outputs have the shape of the task."""
+    model = network(OUTPUTS[kind], norm=False)
+    if kind == "dense":
+        return FeatureModel(model.features, nn.Sequential(model.head, nn.Unflatten(1, (3, 2))))
+    return model
 
 
 class Halves(Dataset):
@@ -68,31 +85,6 @@ def two_halves() -> FeatureModel:
     return FeatureModel(Joined(model.features), model.head)
 
 
-OUTPUTS = {"classification": 3, "ordinal": 3, "dense": 6, "multilabel": 3, "regression": 2}
-"""Outputs of a network, for each task."""
-
-
-def toy_of(kind: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """The toy's inputs with targets of a task, which are linear in them."""
-    found = {}
-    for name, (x, _) in toy().items():
-        targets = {
-            "dense": lambda x: (x[:, :2] > 0).long() + (x[:, :2] > 1).long(),
-            "multilabel": lambda x: (x[:, :3] > 0).float(),
-            "regression": lambda x: x[:, :2] - x[:, 2:],
-        }
-        found[name] = x, targets.get(kind, lambda x: x[:, :3].argmax(1))(x)
-    return found
-
-
-def network_of(kind: str) -> FeatureModel:
-    """One hidden layer and a linear head, whose outputs have the shape of the task."""
-    model = network(OUTPUTS[kind], norm=False)
-    if kind == "dense":
-        return FeatureModel(model.features, nn.Sequential(model.head, nn.Unflatten(1, (3, 2))))
-    return model
-
-
 class Counted(nn.BatchNorm1d):
     """Also counts the examples that pass in training mode, in a buffer."""
 
@@ -111,48 +103,47 @@ class ByHand:
     def __init__(self, name: str, model: nn.Module, **settings: Any) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.algorithm: Algorithm = build(
-                name, model, nn.functional.cross_entropy, TASK, **settings
-            ).train()
+            loss = nn.functional.cross_entropy
+            self.algorithm: Algorithm = build(name, model, loss, TASK, **settings).train()
         auxiliary = self.algorithm.auxiliary_optimizers()
-        trained = torch.optim.Adam(trained_parameters(self.algorithm, auxiliary), 0.01)
-        self.engine = Engine(self.algorithm.wrap(trained, S), auxiliary=auxiliary)
+        optimizer = torch.optim.Adam(trained_parameters(self.algorithm, auxiliary), 0.01)
+        self.algorithm.prepare(optimizer, 0.01)
+        self.engine = Engine(self.algorithm, optimizer, auxiliary=auxiliary)
         self.examples, domains = concatenate(toy())
         self.sampler = DomainBatchSampler(domains, B, S, draw=self.algorithm.draw)
 
-    def batches(self, step: int) -> list[DomainBatch]:
-        assert isinstance(self.examples, TensorData)
-        plan = self.sampler.plan(step)
-        return [DomainBatch(*self.examples.batch(torch.from_numpy(i)), d) for d, i in plan]
+    def batch(self, step: int) -> MetaBatch:
+        return next(iter(MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1)))
 
     def take(self, *steps: int, finite: bool = True) -> "ByHand":
         for step in steps:
             torch.manual_seed(step)
-            log = self.algorithm.step(self.batches(step), self.engine)
+            log = self.engine.step(self.batch(step), step)
             assert not finite or torch.isfinite(log["losses"]).all()
             assert not log["losses"].requires_grad
         return self
 
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.algorithm, self.engine.optimizer, *self.engine.auxiliary.values()
+
     def state(self) -> list[dict[str, Any]]:
-        holders = (self.algorithm, self.engine.optimizer, *self.engine.auxiliary.values())
-        return copy.deepcopy([holder.state_dict() for holder in holders])
+        return copy.deepcopy([part.state_dict() for part in self._parts])
 
     def load(self, state: list[dict[str, Any]]) -> None:
-        holders = (self.algorithm, self.engine.optimizer, *self.engine.auxiliary.values())
-        for holder, content in zip(holders, state, strict=True):
-            holder.load_state_dict(content)
+        for part, content in zip(self._parts, state, strict=True):
+            part.load_state_dict(content)
 
     def plain_state(self) -> list[dict[str, Any]]:
-        """What modules hold besides parameters, buffers and submodules: settings, which must not move."""
+        """What modules hold besides parameters, buffers and submodules: settings, which must not change."""
         kinds = (bool, int, float, str, list, tuple, dict, type(None))
         own = [{k: v for k, v in vars(m).items() if not k.startswith("_")} for m in self.algorithm.modules()]
         return [{k: copy.copy(v) if isinstance(v, kinds) else "kept" for k, v in m.items()} for m in own]
 
 
 def fit(name: str, model: nn.Module, train: dict[str, Any] | None = None, **options: Any) -> shoal.Fit:
-    return shoal.fit(
-        name, model, train or toy(), **{"steps": 3, "batch_size": B, "progress": False} | options
-    )
+    defaults = {"steps": 3, "batch_size": B, "progress": False}
+    return shoal.fit(name, model, train or toy(), **defaults | options)
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:

@@ -1,10 +1,8 @@
 """Meta-batches are the sampler's plan, whatever reads them."""
 
 import multiprocessing
+import os
 import random
-import subprocess
-import threading
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +16,12 @@ from shoal.data import (
     Domains,
     Examples,
     InMemory,
+    MetaBatch,
     MetaBatchLoader,
     TensorData,
     concatenate,
     from_dataset,
 )
-from shoal.data import loader as loader_module
 from shoal.data.batch import batch_of, evaluation_view, known_labels
 from shoal.data.loader import to_device
 from shoal.errors import InputError
@@ -52,34 +50,55 @@ def readable(**more: Any) -> DomainBatchSampler:
     return DomainBatchSampler(LABELS[:39], 4, 3, seed=5, **more)
 
 
-@pytest.mark.parametrize("kind", ["domains", "regrouped"])
-def test_tensors_are_gathered_as_planned(kind: str) -> None:
-    data = TensorData(torch.arange(40.0)[:, None], torch.arange(40))
-    plans = sampler(draw=kind)
-    loader = MetaBatchLoader(data, plans, start=3, stop=9)
-    assert len(loader) == 6
-    for step, batches in enumerate(loader, start=3):
-        assert [b.domain for b in batches] == [d for d, _ in plans.plan(step)]
-        for batch, (_, indices) in zip(batches, plans.plan(step), strict=True):
-            assert batch.y.tolist() == indices.tolist() == batch.x[:, 0].tolist()
+@pytest.mark.parametrize("draw", ["domains", "regrouped", "one-domain", "pooled", "balanced"])
+@pytest.mark.parametrize("share", [(0, 1), (1, 3)])
+def test_tensors_are_gathered_as_planned(draw: Any, share: tuple[int, int]) -> None:
+    data = TensorData(torch.arange(40.0)[:, None], torch.arange(40), torch.ones(40))
+    plans = sampler(draw=draw)
+    loader = MetaBatchLoader(data, plans, start=60, stop=70, share=share)  # past a block of plans
+    assert len(loader) == len(list(loader)) == 10
+    for step, batch in enumerate(loader, start=60):
+        numbers, rows = zip(*plans.plan(step), strict=True)
+        parts = [each[share[0] :: share[1]] for each in rows]
+        assert batch.sizes == tuple(map(len, parts))
+        assert batch.y.tolist() == batch.x[:, 0].tolist() == np.concatenate(parts).tolist()
+        assert batch.ids.tolist() == [n if d is None else d for n, d in enumerate(numbers)]
+        for block, part, domain in zip(batch.split(), parts, batch.ids, strict=True):
+            assert block.y.tolist() == part.tolist()
+            assert block.sizes == (len(part),)
+            assert {*block.domain.tolist()} == {int(domain)}
+            assert block.weight is not None
+
+
+def test_a_batch_is_cut_and_merged() -> None:
+    x = {"a": torch.arange(9.0), "scalar": torch.tensor(3.0)}
+    batch = MetaBatch(x, torch.arange(9), torch.tensor([4] * 5 + [2] * 4), (5, 4))
+    assert (len(batch), batch.ids.tolist(), tuple(batch.blocks.sizes)) == (9, [4, 2], (5, 4))
+    first, second = batch.pieces(2)
+    assert (first.sizes, second.sizes) == ((2, 2), (3, 2))
+    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 5, 6], [2, 3, 4, 7, 8])
+    assert first.x["scalar"] == 3
+    assert batch.merged().sizes == (9,)
+    assert batch.pieces(1) == [batch]
 
 
 def test_any_number_of_workers_gives_the_same_batches() -> None:
-    def run(workers: int) -> list[Any]:
+    def run(workers: int) -> list[MetaBatch]:
         loader = MetaBatchLoader(Items(), readable(), workers=workers, start=2, stop=6)
-        first, again = ([[(b.x, b.y, b.domain) for b in step] for step in loader] for _ in range(2))
+        first, again = list(loader), list(loader)
+        loader.close()
         assert str(first) == str(again)
         return first
 
     alone = run(0)
     assert str(alone) == str(run(2))
     assert len(alone) == 4
-    for step, batches in enumerate(alone, start=2):
-        for (x, y, domain, *_), (d, indices) in zip(batches, readable().plan(step), strict=True):
-            assert x["index"].tolist() == indices.tolist()
-            assert domain == d
-            assert set(y.tolist()) == {d}
-    noise = torch.cat([x["noise"].reshape(-1) for batches in alone for x, *_ in batches])
+    for step, batch in enumerate(alone, start=2):
+        numbers, rows = zip(*readable().plan(step), strict=True)
+        assert batch.x["index"].tolist() == np.concatenate(rows).tolist()
+        assert batch.ids.tolist() == list(numbers)
+        assert batch.y.tolist() == batch.domain.tolist()
+    noise = torch.cat([batch.x["noise"].reshape(-1) for batch in alone])
     assert len(noise.unique()) == len(noise)
 
 
@@ -89,28 +108,14 @@ def test_shares_make_up_the_batch(processes: int, workers: int) -> None:
     """To the random numbers of each example, whichever process draws them."""
     common: dict[str, Any] = {"workers": workers, "start": 1, "stop": 3}
     whole = list(MetaBatchLoader(Items(), readable(), **common))
-    shares = [
-        list(MetaBatchLoader(Items(), readable(), **common, share=(n, processes))) for n in range(processes)
-    ]
-    for step, batches in enumerate(whole):
-        for slot, batch in enumerate(batches):
-            for n, share in enumerate(shares):
-                part = share[step][slot]
-                assert part.domain == batch.domain
-                assert torch.equal(part.y, batch.y[n::processes])
-                for key in ("index", "noise"):
-                    assert torch.equal(part.x[key], batch.x[key][n::processes])
-
-
-def test_shares_of_tensors_make_up_the_batch() -> None:
-    data = TensorData(torch.arange(40.0)[:, None], torch.arange(40))
-    whole = list(MetaBatchLoader(data, sampler(), stop=2))
-    for n in range(3):
-        part = list(MetaBatchLoader(data, sampler(), stop=2, share=(n, 3)))
-        for batches, others in zip(whole, part, strict=True):
-            for a, b in zip(batches, others, strict=True):
-                assert torch.equal(a.x[n::3], b.x)
-                assert torch.equal(a.y[n::3], b.y)
+    for n in range(processes):
+        parts = list(MetaBatchLoader(Items(), readable(), **common, share=(n, processes)))
+        for batch, part in zip(whole, parts, strict=True):
+            for block, own in zip(batch.split(), part.split(), strict=True):
+                assert torch.equal(own.y, block.y[n::processes])
+                assert torch.equal(own.domain, block.domain[n::processes])
+                for name in ("index", "noise"):
+                    assert torch.equal(own.x[name], block.x[name][n::processes])
 
 
 def test_the_users_random_numbers_are_left_alone() -> None:
@@ -138,8 +143,8 @@ def test_collate_and_batched_datasets() -> None:
     def stack(items: list[Any]) -> Any:
         return torch.stack([x for x, _ in items]) * 10, torch.tensor([y for _, y in items])
 
-    (batch, *_), *_ = MetaBatchLoader(Batched(), readable(), collate=stack, stop=1)
-    assert batch.x.tolist() == (readable().plan(0)[0][1] * 10).tolist()
+    (batch,) = MetaBatchLoader(Batched(), readable(), collate=stack, stop=1)
+    assert batch.split()[1].x.tolist() == (readable().plan(0)[1][1] * 10).tolist()
 
 
 def test_refused() -> None:
@@ -151,8 +156,9 @@ def test_refused() -> None:
     with pytest.raises(InputError, match="__getitem__"):
         MetaBatchLoader(iter([]), sampler(), stop=2)  # type: ignore[arg-type]
     three = TensorDataset(*[torch.zeros(40)] * 2, torch.arange(40))
-    with pytest.raises(InputError, match=r"pair .*3 parts"):
-        list(MetaBatchLoader(three, sampler(), stop=1))
+    for workers in (0, 1):  # an error in a worker reads as any other
+        with pytest.raises(InputError, match=r"^an item of the dataset must be a pair .*3 parts"):
+            list(MetaBatchLoader(three, sampler(), workers=workers, stop=1))
 
 
 class Pair(NamedTuple):
@@ -237,8 +243,8 @@ def test_attributes_of_a_dataset_mean_nothing() -> None:
     assert known_labels(ConcatDataset([data, data])) is None
     x, y = batch_of(data, [3, 9])
     assert (x[:, 0].tolist(), y.tolist()) == ([3, 9], [3, 1])
-    for batches in MetaBatchLoader(data, sampler(), stop=2):
-        assert all(b.x[:, 0].long().remainder(4).tolist() == b.y.tolist() for b in batches)
+    for batch in MetaBatchLoader(data, sampler(), stop=2):
+        assert batch.x[:, 0].long().remainder(4).tolist() == batch.y.tolist()
     domains = Domains.from_labels(LABELS)
     whole = DomainData(data, {"train": domains}, 4, (1,), "linear")
     assert whole.split_as({"train": domains}, {}).examples is data
@@ -262,35 +268,21 @@ def test_declared_abilities_are_used() -> None:
     data = Halves()
     assert batch_of(data, [3])[0].tolist() == [1.5]
     assert isinstance(evaluation_view(data), TensorData)
-    for batches in MetaBatchLoader(data, sampler(), stop=1):
-        assert all((b.x * 2).long().remainder(4).tolist() == b.y.tolist() for b in batches)
+    for batch in MetaBatchLoader(data, sampler(), stop=1):
+        assert (batch.x * 2).long().remainder(4).tolist() == batch.y.tolist()
     known = known_labels(ConcatDataset([data, TensorData(torch.zeros(2), torch.tensor([1, 0]))]))
     assert known is not None
     assert known.tolist() == [-1] * 40 + [1, 0]
 
 
-@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="workers are not forked")
-def test_a_signal_to_workers_that_are_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They live: one that ends before it has said how it takes signals would end the training."""
-    init = loader_module._leave_signals_to_parent
-
-    def slowly(worker: int) -> None:
-        time.sleep(1.0)
-        init(worker)
-
-    monkeypatch.setattr(loader_module, "_leave_signals_to_parent", slowly)
-    examples = [(torch.tensor([float(i)]), i % 2) for i in range(8)]
-    sampler = DomainBatchSampler(["a"] * 4 + ["b"] * 4, 2, 2, steps=2)
-    loader = MetaBatchLoader(examples, sampler, workers=2, stop=2)
-
-    def to_all() -> None:
-        workers = [str(child.pid) for child in multiprocessing.active_children()]
-        subprocess.run(["kill", "-TERM", *workers], check=True)  # one from the parent would end them
-
-    sent = threading.Timer(0.4, to_all)
-    sent.start()
+@pytest.mark.skipif(not hasattr(os, "setsid"), reason="processes have no sessions")
+def test_workers_are_out_of_the_reach_of_the_terminal() -> None:
+    """Ctrl-C, and a signal to the process group, leave them to the main process."""
+    loader = MetaBatchLoader(Items(), readable(), workers=1, stop=2)
     try:
-        assert len(list(loader)) == 2
+        next(iter(loader))
+        (worker,) = multiprocessing.active_children()
+        assert os.getsid(worker.pid or 0) == worker.pid
     finally:
-        sent.join()
         loader.close()
+    assert not multiprocessing.active_children()

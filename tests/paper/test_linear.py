@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from shoal.algorithms import build
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import MetaBatch, Task
 from shoal.data.sampler import DomainBatchSampler
-from shoal.data.sets import load
+from shoal.datasets import load
 from shoal.paper import linear
 from shoal.paper.reproduce import reproduce
 from shoal.training.engine import Engine
@@ -38,9 +38,12 @@ def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (each * y[:, 1]).sum() / y[:, 1].sum()
 
 
-def batch(domain: linear.Domain, number: int | None) -> DomainBatch:
-    x, y = torch.from_numpy(domain.x[:, :4]), torch.from_numpy(np.stack([domain.y, domain.share], 1))
-    return DomainBatch(x, y, number)
+def batch(*blocks: tuple[linear.Domain, int]) -> MetaBatch:
+    x = np.concatenate([domain.x[:, :4] for domain, _ in blocks])
+    y = np.concatenate([np.stack([domain.y, domain.share], 1) for domain, _ in blocks])
+    sizes = tuple(len(domain.y) for domain, _ in blocks)
+    numbers = np.repeat([number for _, number in blocks], sizes)
+    return MetaBatch(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(numbers), sizes)
 
 
 @pytest.mark.parametrize("method", linear.METHODS)
@@ -52,16 +55,15 @@ def test_a_method_takes_the_steps_of_the_algorithm(method: str) -> None:
     algorithm = build(name, model, loss, Task(2, 2), **settings)
     rate, decay, steps = (10.0 if "meta_lr" in settings else 1.0), 0.008, 20
     optimizer = torch.optim.SGD(model.parameters(), rate, weight_decay=decay)
-    engine = Engine(algorithm.wrap(optimizer, 2))
+    algorithm.prepare(optimizer, rate)
+    engine = Engine(algorithm, optimizer)
     draw: Any = linear.METHODS[method][1]
     sampler = DomainBatchSampler([0, 1], 1, 2, draw=draw, steps=1)
-    domains = [batch(domain, d) for d, domain in enumerate(linear.TRAINING)]
-    mixture = batch(linear.MIXTURE, None)
     for step in range(1, steps + 1):
-        batches = [domains[d] for d, _ in sampler.plan(step) if d is not None]
+        blocks = [(linear.TRAINING[d], d) for d, _ in sampler.plan(step) if d is not None]
         if method in ("ERM", "Fish, random grouping"):
-            batches = [mixture] * (1 if name == "erm" else 2)
-        algorithm.step(batches, engine)
+            blocks = [(linear.MIXTURE, 0)] * (1 if name == "erm" else 2)
+        engine.step(batch(*blocks), step)
     weights = torch.cat([model.weight[0], model.bias]).detach().numpy()
     ours = linear.follow(method, [0.0, decay], steps)[-1]
     np.testing.assert_allclose(ours[1], weights, atol=1e-12)

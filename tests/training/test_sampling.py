@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shoal.training.loop import Training
 from torch import Tensor, nn
 
 import shoal
@@ -15,7 +16,6 @@ from shoal.api.fit import as_domain_data
 from shoal.data import Domains, Task, TensorData
 from shoal.training.evaluate import MOST_DOMAINS, Evaluator, sample
 from shoal.training.examine import examine
-from shoal.training.loop import Training
 from shoal.training.options import complete
 from shoal.training.setup import ON_CPU, TRAIN_SAMPLE
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from shoal.training.loop import Training
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
@@ -33,7 +34,6 @@ from shoal.api.fit import as_domain_data
 from shoal.data import Domains
 from shoal.errors import InputError
 from shoal.models import FeatureModel
-from shoal.training.loop import Training
 from shoal.training.options import complete
 from shoal.training.stopping import Diverged
 

@@ -261,12 +261,9 @@ def check_fit(cls: type[Algorithm], task: Task) -> None:
     Raises:
         InputError: the algorithm does not support the task.
     """
-    instead = f" Alternatives: {', '.join(cls.instead)}." if cls.instead else ""
     if task.kind not in cls.tasks:
         known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
-        raise InputError(f"{cls.__name__} supports {known}, and this task is {task.kind}.{instead}")
-    if cls.trains_discriminator and task.features is None:
-        raise InputError(f"{cls.__name__} requires the number of features: Task(…, features=…).")
+        raise InputError(f"{cls.__name__} supports {known}, and this task is {task.kind}.")
 
 
 def __getattr__(name: str) -> type[Algorithm]:

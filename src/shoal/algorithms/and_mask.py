@@ -7,8 +7,8 @@ from typing import Annotated
 
 from torch import nn
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
-from shoal.data.batch import Task
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import and_mask
 from shoal.settings import Range, uniform
 
@@ -27,9 +27,7 @@ class ANDMask(Algorithm):
 
     family = "gradient surgery"
     reference = "Parascandolo et al. 2021"
-    passes = "apart"
-    compares_domains = True
-    capturable = True
+    min_domains = 2
 
     def __init__(
         self,
@@ -42,5 +40,5 @@ class ANDMask(Algorithm):
         super().__init__(model, loss, task)
         self.tau = tau
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        return self.combined_gradient(batches, engine, partial(and_mask, tau=self.tau))
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        return self.combined_gradient(batch, engine, partial(and_mask, tau=self.tau))

@@ -3,101 +3,111 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from itertools import accumulate, pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.data.batch import TASKS, DomainBatch, Task, cut, pool
-from shoal.data.sampler import Draw
+from shoal.data.batch import TASKS, MetaBatch, Task
 from shoal.errors import InputError
-from shoal.losses import UNKNOWN_LOSS, find_terms, shown_loss
 from shoal.losses import Loss as Loss
-from shoal.models import FeatureExtractor, FeatureModel
-from shoal.models.calling import arguments, call
+from shoal.losses import find_terms
+from shoal.models.calling import arguments
+from shoal.models.feature_model import FeatureModel
+from shoal.models.features import FeatureExtractor
+from shoal.options import Draw as Draw
 from shoal.settings import checked
 
-Log = dict[str, Tensor]
+if TYPE_CHECKING:
+    from shoal.penalties import Blocks
 
+Log = dict[str, Tensor]
+Gradient = list[Tensor]
+Step = int | Tensor
+"""The number of a step, counted from 0; while a CUDA graph is made of it, a tensor on the device."""
 LARGEST_STATE = 2 * 2**30
 """Bytes that an algorithm may keep for all domains together."""
 
 
-class DomainOutput(NamedTuple):
-    """The output of the model for a batch.
+class Outputs(NamedTuple):
+    """What a forward pass of a meta-batch returns.
 
     Attributes:
         output: output of the model.
-        y: labels of the batch.
-        domain: index of the domain, or ``None`` for a mixed batch.
-        features: features, if the algorithm uses them.
-        weight: sample weights of the batch (see :class:`~shoal.data.DomainBatch`).
-        normalizer: normalizer of the batch (see :class:`~shoal.data.DomainBatch`).
+        features: features (B, d), if the algorithm uses them.
+        batch: the meta-batch.
     """
 
     output: Any
-    y: Tensor
-    domain: int | Tensor | None
-    features: Any = None
-    weight: Tensor | None = None
-    normalizer: Tensor | None = None
+    features: Any
+    batch: MetaBatch
+
+    @property
+    def y(self) -> Tensor:
+        return self.batch.y
+
+    @property
+    def blocks(self) -> Blocks:
+        """The domains of the examples, as the functions of :mod:`shoal.penalties` take them."""
+        return self.batch.blocks
+
+    @property
+    def logits(self) -> Tensor:
+        """The output, which must be one tensor."""
+        if not isinstance(self.output, Tensor):
+            raise InputError(
+                "the algorithm needs a model whose output is one tensor, "
+                f"and this one returns a {type(self.output).__name__}."
+            )
+        return self.output
+
+    def split(self) -> list[Outputs]:
+        """One for each block."""
+        if len(self.batch.sizes) == 1:
+            return [self]
+        whole = MetaBatch((self.output, self.features), self.y, self.y, self.batch.sizes)
+        parts = zip(whole.split(), self.batch.split(), strict=True)
+        return [Outputs(part.x[0], part.x[1], batch) for part, batch in parts]
 
 
-Batches = Sequence[DomainBatch]
-Outputs = Sequence[DomainOutput]
-Gradients = tuple[list[Tensor], Log]
-"""A gradient for every parameter, and what to log."""
-Forward = Callable[[Batches], list[DomainOutput]]
 Objective = Callable[[Outputs], tuple[Tensor, Log]]
+Forward = Callable[[MetaBatch], Outputs]
 
 
 class Engine(Protocol):
-    """The operations with which an algorithm trains (see :mod:`shoal.training.engine`)."""
+    """What an algorithm trains with; :class:`shoal.training.engine.Engine` is the one that does it."""
 
-    params: list[nn.Parameter]
-    processes: int
+    params: list[Tensor]
+    """What the optimizer trains; a gradient is a list with one tensor for each."""
+    optimizer: Optimizer
 
-    def gradients(
-        self,
-        algorithm: Algorithm,
-        batches: Batches,
-        *,
-        objective: Objective | None = None,
-        forward: Forward | None = None,
-        additive: bool | None = None,
-    ) -> Gradients:
-        """The gradient of the algorithm's objective on these batches, and its log.
+    def forward(self, batch: MetaBatch, part: nn.Module | None = None) -> Outputs:
+        """A forward pass of the model, or of a part of it, in the precision of the training.
 
-        The objective sees whole batches, however they are spread over processes and pieces. An ``additive``
-        one is a mean over examples: each piece is then taken on its own, which is cheaper.
+        Outputs are in full precision.
         """
 
-    def parts(self, batches: Batches) -> list[tuple[float, list[DomainBatch]]]:
-        """The pieces in which batches are taken, with their weights; mostly a single one."""
+    def mean_gradient(
+        self, batch: MetaBatch, objective: Objective | None = None, forward: Forward | None = None
+    ) -> tuple[Gradient, Log]:
+        """The gradient of a mean over examples, by default the mean over blocks of their mean losses."""
+
+    def gradient(self, batch: MetaBatch, objective: Objective) -> tuple[Gradient, Log]:
+        """The gradient of any objective, which gets the outputs of the whole meta-batch."""
+
+    def gather(self, out: Outputs) -> Outputs:
+        """The outputs of the whole meta-batch, without a graph, of which each process has a part."""
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Means over processes, weighted by how many examples each holds."""
 
-    def agree(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """What the first process has, in all of them: for random numbers that must be the same."""
 
-    def apply(
-        self,
-        gradients: Sequence[Tensor],
-        losses: Tensor | None = None,
-        auxiliary: str | None = None,
-        *,
-        shift: Sequence[Tensor] | None = None,
-    ) -> None:
-        """One step of the optimizer along these gradients; none where they or ``losses`` are not finite.
-
-        With ``auxiliary``, of the algorithm's own optimizer of that name. ``shift`` is added to the
-        parameters before the step, if there is one.
-        """
+    def apply(self, gradient: Sequence[Tensor], auxiliary: str | None = None) -> None:
+        """One step of the optimizer, or of an auxiliary one of this name."""
 
 
 class DomainBed(NamedTuple):
@@ -109,7 +119,7 @@ class DomainBed(NamedTuple):
 
 
 class Algorithm(nn.Module):
-    """Base class of algorithms, which train ``model`` on lists of S :class:`~shoal.data.DomainBatch`.
+    """Base class of algorithms, which train ``model`` on one :class:`~shoal.data.MetaBatch` per step.
 
     A subclass overrides one of
 
@@ -120,7 +130,7 @@ class Algorithm(nn.Module):
     and sets how its batches are sampled. Its hyperparameters are keyword arguments of ``__init__``, annotated
     with their ranges (:mod:`shoal.settings`) and with the defaults of the paper; they are checked before
     ``__init__`` is called. State between steps must be in parameters or buffers, so that it is saved with the
-    model; state per domain is indexed by :meth:`ids`.
+    model. Steps are counted from 0; while a step is made a CUDA graph, its number is a tensor on the device.
 
     Args:
         model: model to train.
@@ -133,37 +143,22 @@ class Algorithm(nn.Module):
     family: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     draw: ClassVar[Draw] = "domains"
-    passes: Literal["together", "apart"] = "together"
-    """Whether a step's batches go through the model as one or one by one: BatchNorm sees the difference."""
-    additive: ClassVar[bool] = False
-    """The objective is a mean over examples."""
-    compares_domains: ClassVar[bool] = False
-    """Meaningless with fewer than two training domains."""
-    knows_domains: ClassVar[bool] = False
-    """Keeps something for each domain, by its number."""
+    """How batches are sampled (see :class:`~shoal.data.DomainBatchSampler`)."""
     needs_features: ClassVar[bool] = False
-    """Uses features: what a :class:`~shoal.models.FeatureModel` has between its parts, and what a
-    :class:`~shoal.models.FeatureExtractor` records of any other model."""
-    trains_discriminator: ClassVar[bool] = False
-    mean_of_examples: ClassVar[bool] = False
-    """Takes the loss of a batch for the mean of its examples' losses."""
+    """Uses ``out.features``: the output of ``model.features`` of a :class:`~shoal.models.FeatureModel`, and
+    what a :class:`~shoal.models.FeatureExtractor` records of any other model."""
+    min_domains: ClassVar[int] = 1
+    """Domains that a step needs."""
     tasks: ClassVar[frozenset[str]] = frozenset(TASKS)
     """What it can be trained for (see :class:`~shoal.data.Task`)."""
     sample_weights: ClassVar[bool] = True
-    """Examples may have weights: it takes every loss from :meth:`losses` or :meth:`domain_loss`."""
-    instead: ClassVar[Sequence[str]] = ()
-    """Algorithms to name where this one cannot be had."""
-    by_engine: ClassVar[bool] = True
-    """All its gradients come from ``engine.gradients``, where a penalty can be added."""
-    second_order: ClassVar[bool] = False
-    repeats_passes: ClassVar[bool] = False
-    """Passes a minibatch through the model more than once a step (see :mod:`shoal.replay`)."""
-    draws_numbers: ClassVar[bool] = False
-    """Draws random numbers of its own."""
-    capturable: ClassVar[bool] = False
-    """A step is the same sequence of tensor operations whatever the batches hold, their domain included."""
-
-    numbers: Tensor
+    """Examples may have weights: it takes every loss from :meth:`losses`."""
+    plain_mean: ClassVar[bool] = False
+    """Takes the loss for the plain mean of its examples' losses: no class weights, for instance."""
+    second_order: bool = False
+    """Differentiates the model twice, by itself: compiled models and the penalty of MIRO cannot be used."""
+    per_domain: bool = False
+    """One forward pass per domain, so that BatchNorm computes its statistics per domain."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -172,30 +167,65 @@ class Algorithm(nn.Module):
 
     def __init__(self, model: nn.Module, loss: Loss, task: Task, *, features: str | None = None) -> None:
         super().__init__()
-        self.model = model
-        self.loss = loss
-        self.task = task
+        self.model, self.loss, self.task = model, loss, task
+        self.terms = find_terms(loss)
         self.extractor: FeatureExtractor | None = None
         if self.needs_features and (features is not None or not isinstance(model, FeatureModel)):
             self.extractor = FeatureExtractor(model, features)
             self.extractor.close()
-        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        """The precision in which the engine wants the model to compute."""
-        if self.knows_domains:
-            self.register_buffer("numbers", torch.arange(task.domains), persistent=False)
 
-    @classmethod
-    def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
-        """How DomainBed trains it with these ``settings`` of its search space."""
-        return DomainBed(settings)
+    def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
+        """The loss to minimise, and a log with ``losses``, the mean loss of each block (S,)."""
+        losses = self.losses(out)
+        return losses.mean(), {"losses": losses.detach()}
+
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        """The gradient to step along, one tensor for each of ``engine.params``, and the log."""
+        if type(self).objective is Algorithm.objective:
+            return engine.mean_gradient(batch)
+        return engine.gradient(batch, lambda out: self.objective(out, step))
+
+    def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
+        """One update of the model; the log."""
+        gradient, log = self.gradient(batch, engine, step)
+        engine.apply(gradient)
+        return log
+
+    def losses(self, out: Outputs) -> Tensor:
+        """The mean loss of each block, (S,), with sample weights where there are any."""
+        if len(out.batch.sizes) == 1:
+            return self.mean_loss(out).reshape(1)
+        return torch.stack([self.mean_loss(part) for part in out.split()])
+
+    def mean_loss(self, out: Outputs) -> Tensor:
+        """The mean loss of a batch, with its sample weights."""
+        if out.batch.weight is None:
+            return self.loss(out.output, out.batch.y)
+        assert self.terms is not None  # checked with the data
+        return self.terms.mean(out.output, out.batch.y, out.batch.weight)
+
+    def domain_gradients(self, batch: MetaBatch, engine: Engine) -> tuple[list[Gradient], Log]:
+        """The gradient of each block's mean loss."""
+        found = [engine.mean_gradient(block) for block in batch.split()]
+        return [g for g, _ in found], {"losses": torch.cat([log["losses"] for _, log in found])}
+
+    def combined_gradient(
+        self, batch: MetaBatch, engine: Engine, combine: Callable[[list[Gradient]], Gradient]
+    ) -> tuple[Gradient, Log]:
+        """One gradient made of those of the blocks; of a single block its own."""
+        gradients, log = self.domain_gradients(batch, engine)
+        return gradients[0] if len(gradients) == 1 else combine(gradients), log
+
+    def block_loss(self, engine: Engine, batch: MetaBatch) -> Tensor:
+        """The mean loss of a batch, from a forward pass of its own."""
+        return self.mean_loss(engine.forward(batch))
+
+    def prepare(self, optimizer: Optimizer, lr: float) -> None:
+        """Called before the first step, with the optimizer and its learning rate."""
 
     def auxiliary_optimizers(self) -> dict[str, Optimizer]:
         """Optimizers of its own, by name, for modules that the user's optimizer is not to train."""
         return {}
-
-    def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
-        """The optimizer to train with, made from the user's."""
-        return optimizer
 
     def check_step(self, domains_per_step: int) -> None:
         """Raises InputError where its settings do not go with so many domains per step."""
@@ -206,6 +236,11 @@ class Algorithm(nn.Module):
             args, kwargs = arguments(self.model, x)
             self.extractor.find(*args, **kwargs)
 
+    @classmethod
+    def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
+        """How DomainBed trains it with these ``settings`` of its search space."""
+        return DomainBed(settings)
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """While it trains, what records the model's features is attached to the model."""
@@ -215,98 +250,6 @@ class Algorithm(nn.Module):
         self.extractor.attach()
         with self.extractor:
             yield
-
-    def forward(self, x: Any) -> Any:
-        """The model's output, computed in the engine's precision and handed over in full."""
-        with self.autocast():
-            output = call(self.model, x)
-        return full_precision(output)
-
-    def output_and_features(self, x: Any) -> tuple[Any, Any]:
-        """Output and features (``None`` unless they are asked for)."""
-        if not self.needs_features:
-            return self(x), None
-        if self.extractor is not None:
-            self.extractor.attach()  # also before and after a training
-            return self(x), full_precision(self.extractor.take())
-        model: Any = self.model
-        with self.autocast():
-            features = model.features(x)
-            output = model.head(features)
-        return full_precision(output), full_precision(features)
-
-    def forward_batches(self, batches: Batches) -> list[DomainOutput]:
-        """What the model makes of each batch."""
-        if self.passes == "apart" or len(batches) == 1:
-            seen = [self.output_and_features(b.x) for b in batches]
-        else:
-            whole = self.output_and_features(pool(batches).x)
-            ends = accumulate((len(b.y) for b in batches), initial=0)
-            seen = [cut(whole, slice(a, b)) for a, b in pairwise(ends)]
-        return [
-            DomainOutput(output, b.y, b.domain, features, b.weight, b.normalizer)
-            for (output, features), b in zip(seen, batches, strict=True)
-        ]
-
-    def ids(self, outputs: Outputs) -> Tensor:
-        """The domains' numbers, (S,); a batch that mixes domains goes by its place in the step."""
-        known = [place if v.domain is None else v.domain for place, v in enumerate(outputs)]
-        return torch.stack([n if isinstance(n, Tensor) else self.numbers[n] for n in known])
-
-    def domain_loss(self, batch: DomainBatch) -> Tensor:
-        return self.batch_loss(DomainOutput(self(batch.x), *batch[1:3], None, *batch[3:]))
-
-    def batch_loss(self, each: DomainOutput) -> Tensor:
-        """The mean loss of a batch, with its sample weights where it has some."""
-        if each.weight is None and each.normalizer is None:
-            return self.loss(each.output, each.y)
-        terms = find_terms(self.loss)
-        if terms is None:
-            raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(self.loss)))
-        return terms.mean(each.output, each.y, each.weight, each.normalizer)
-
-    def losses(self, outputs: Outputs) -> Tensor:
-        """One mean loss a batch, (S,)."""
-        return torch.stack([self.batch_loss(v) for v in outputs])
-
-    def mean_loss(self, outputs: Outputs) -> tuple[Tensor, Log]:
-        losses = self.losses(outputs)
-        return losses.mean(), {"losses": losses.detach()}
-
-    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
-        """The scalar to minimise, and what to log of it; ``losses`` holds one number a batch."""
-        return self.mean_loss(outputs)
-
-    def mean_gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        """Of the mean loss of these batches."""
-        return engine.gradients(self, batches, objective=self.mean_loss, additive=True)
-
-    def domain_gradients(self, batches: Batches, engine: Engine) -> tuple[list[list[Tensor]], Log]:
-        """One gradient for each batch."""
-        found = [self.mean_gradient([batch], engine) for batch in batches]
-        return [g for g, _ in found], {"losses": torch.cat([log["losses"] for _, log in found])}
-
-    def combined_gradient(
-        self, batches: Batches, engine: Engine, combine: Callable[[list[list[Tensor]]], list[Tensor]]
-    ) -> Gradients:
-        """One gradient made of those of the batches; of a single batch its own."""
-        gradients, log = self.domain_gradients(batches, engine)
-        return gradients[0] if len(gradients) == 1 else combine(gradients), log
-
-    def parts(self, batches: Batches, engine: Engine) -> list[Callable[[], Tensor]]:
-        """Each batch's mean loss as :mod:`shoal.gradients` takes it for second derivatives."""
-        return [partial(self._whole_loss, engine.parts([batch])) for batch in batches]
-
-    def _whole_loss(self, parts: list[tuple[float, list[DomainBatch]]]) -> Tensor:
-        return torch.stack([weight * self.domain_loss(part) for weight, (part,) in parts]).sum()
-
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        return engine.gradients(self, batches)
-
-    def step(self, batches: Batches, engine: Engine) -> Log:
-        gradients, log = self.gradient(batches, engine)
-        engine.apply(gradients, log.get("losses"))
-        return log
 
 
 def trained_parameters(algorithm: Algorithm, auxiliary: Mapping[str, Optimizer]) -> list[nn.Parameter]:

@@ -21,5 +21,4 @@ class CDANN(DANN):
     reference = "Li et al. ECCV 2018"
     tasks = frozenset({"classification", "ordinal"})
     sample_weights = False  # the discriminator is conditioned on every label
-    instead = ("dann", "coral", "mmd")
     conditional = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.algorithms.base import Outputs
-from shoal.algorithms.penalty import Penalised, blocks, pooled_features
+from shoal.algorithms.penalty import Penalised
 from shoal.penalties import coral
 
 
@@ -22,5 +22,5 @@ class CORAL(Penalised):
     reference = "Sun & Saenko 2016"
     needs_features = True
 
-    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
-        return coral(pooled_features(outputs), blocks(outputs))
+    def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
+        return coral(out.features, out.blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,27 +12,20 @@ from torch.optim import Optimizer
 
 from shoal.algorithms.base import (
     Algorithm,
-    Batches,
     DomainBed,
     Engine,
-    Gradients,
+    Gradient,
     Log,
     Loss,
     Outputs,
+    Step,
     check_state,
 )
-from shoal.algorithms.penalty import (
-    PASSES,
-    BatchNorm,
-    PenaltyWeight,
-    Steps,
-    blocks,
-    pooled_features,
-    pooled_targets,
-)
-from shoal.data.batch import Task
+from shoal.algorithms.penalty import BatchNorm, Schedule, Steps, weighted
+from shoal.data.batch import MetaBatch, Task
+from shoal.errors import InputError
 from shoal.gradients import gradient
-from shoal.penalties import Blocks, DomainDiscriminator
+from shoal.penalties import DomainDiscriminator
 from shoal.settings import Range, choice, log2, log10
 
 RATE = Range(above=0, most=1e6, search=log10(-4.5, -2.5), large=(5e-5, log10(-5, -3.5)))
@@ -68,11 +61,8 @@ class DANN(Algorithm):
 
     family = "adversarial"
     reference = "Ganin et al. 2016"
-    compares_domains = True
-    knows_domains = True
+    min_domains = 2
     needs_features = True
-    trains_discriminator = True
-    capturable = True
     conditional: ClassVar[bool] = False
     """The discriminator also gets the class."""
 
@@ -98,18 +88,14 @@ class DANN(Algorithm):
         features: str | None = None,
     ) -> None:
         super().__init__(model, loss, task, features=features)
-        self.passes = PASSES[batch_norm]
-        assert task.features is not None
-        self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
+        self.per_domain = batch_norm == "per-domain"
+        self.weight = Schedule(weight, start, ramp, steps=task.steps)
         self.alternates = form == "domainbed"
-        self.capturable = not self.alternates  # type: ignore[misc]
         self.discriminator_steps, self.gradient_penalty = discriminator_steps, gradient_penalty
-        self.dropout = dropout
-        self.adam: dict[str, Any] = {
-            "lr": discriminator_lr,
-            "weight_decay": discriminator_weight_decay,
-            "betas": (beta1, 0.9),
-        }
+        betas = (beta1, 0.9)
+        self.adam = {"lr": discriminator_lr, "weight_decay": discriminator_weight_decay, "betas": betas}
+        if task.features is None:
+            raise InputError(f"{type(self).__name__} requires the number of features: Task(…, features=…).")
         last = width if depth > 1 else task.features
         check_state(type(self).__name__, task.domains, last, "an output of the discriminator")
         classes = task.classes if self.conditional else None
@@ -124,63 +110,43 @@ class DANN(Algorithm):
         return DomainBed({**settings, "form": "domainbed"}, {"betas": [settings["beta1"], 0.9]})
 
     def auxiliary_optimizers(self) -> dict[str, Optimizer]:
-        return {"discriminator": torch.optim.Adam(self.discriminator.parameters(), **self.adam)}
+        adam: dict[str, Any] = self.adam
+        return {"discriminator": torch.optim.Adam(self.discriminator.parameters(), **adam)}
 
-    def step(self, batches: Batches, engine: Engine) -> Log:
-        if self.moves_model():
-            return super().step(batches, engine)
-        log = engine.gradients(self, batches, objective=partial(self.leave_model, engine))[1]
-        return {**log, "norms": log["losses"].new_zeros(1)}  # of what moved the model: nothing
+    def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
+        if self.alternates and (int(step) + 1) % (1 + self.discriminator_steps) != self.discriminator_steps:
+            with torch.no_grad():
+                out = engine.gather(engine.forward(batch))
+            loss = self.train_discriminator(engine, out)
+            return {"losses": self.losses(out).detach(), "discriminator": loss}
+        return super().step(batch, engine, step)
 
-    def moves_model(self) -> bool:
-        """Whether this step does."""
-        steps = self.discriminator_steps
-        return not self.alternates or (int(self.weight.count) + 1) % (1 + steps) == steps
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        return engine.gradient(batch, partial(self.train_both, engine, step))
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        both = None if self.alternates else partial(self.move_both, engine)
-        return engine.gradients(self, batches, objective=both)
+    def train_both(self, engine: Engine, step: Step, out: Outputs) -> tuple[Tensor, Log]:
+        for _ in range(0 if self.alternates else self.discriminator_steps):
+            self.train_discriminator(engine, out)
+        return self.objective(out, step)
 
-    def move_both(self, engine: Engine, outputs: Outputs) -> tuple[Tensor, Log]:
-        for _ in range(self.discriminator_steps):
-            self.train_discriminator(engine, outputs)
-        return self.objective(outputs)
-
-    def leave_model(self, engine: Engine, outputs: Outputs) -> tuple[Tensor, Log]:
-        """A step of the discriminator alone; the model has nothing to minimise."""
-        self.weight.next()
-        loss, losses = self.train_discriminator(engine, outputs), self.losses(outputs)
-        return 0 * engine.params[0].sum(), {"losses": losses.detach(), "discriminator": loss.detach()}
-
-    def train_discriminator(self, engine: Engine, outputs: Outputs) -> Tensor:
+    def train_discriminator(self, engine: Engine, out: Outputs) -> Tensor:
         """One step of the discriminator; its loss before."""
-        features, domain, y = self.discriminator_input(outputs)
-        loss = self.discriminator_loss(features.detach(), domain, y, self.gradient_penalty)
-        found: Sequence[Tensor] = gradient(loss, list(self.discriminator.parameters()))
-        if self.dropout:  # processes draw different masks
-            found = engine.average(found)
-        engine.apply(found, auxiliary="discriminator")
-        return loss
+        loss = self.discriminator_loss(out, out.features.detach(), self.gradient_penalty)
+        # Processes that draw different dropout masks have different gradients.
+        engine.apply(engine.average(gradient(loss, list(self.discriminator.parameters()))), "discriminator")
+        return loss.detach()
 
-    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
-        penalty = self.gradient_penalty if self.alternates else 0.0
-        losses, loss = (
-            self.losses(outputs),
-            self.discriminator_loss(*self.discriminator_input(outputs), penalty),
-        )
-        total = losses.mean() - self.weight.next().to(loss.dtype) * loss
+    def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
+        losses = self.losses(out)
+        loss = self.discriminator_loss(out, out.features, self.gradient_penalty if self.alternates else 0.0)
+        total = losses.mean() - weighted(self.weight(step), loss)
         return total, {"losses": losses.detach(), "discriminator": loss.detach()}
 
-    def discriminator_loss(
-        self, features: Tensor, domain: Blocks, y: Tensor | None, penalty: float
-    ) -> Tensor:
+    def discriminator_loss(self, out: Outputs, features: Tensor, penalty: float) -> Tensor:
+        y = out.y if self.conditional else None
         if y is None or not self.alternates:
-            return self.discriminator.loss(features, domain, y, gradient_penalty=penalty)
+            return self.discriminator.loss(features, out.blocks, y, gradient_penalty=penalty)
         # DomainBed divides by the largest label in the batch plus one, not by the number of classes in it.
         share = len(y.unique()) / (y.max() + 1).to(features.dtype)
-        return share * self.discriminator.loss(features, domain, y, gradient_penalty=penalty / share)
-
-    def discriminator_input(self, outputs: Outputs) -> tuple[Tensor, Blocks, Tensor | None]:
-        """The features, their domains and, where it gets them, the classes."""
-        y = pooled_targets(outputs) if self.conditional else None
-        return pooled_features(outputs), blocks(outputs, self.ids(outputs)), y
+        loss = self.discriminator.loss(features, out.blocks, y, gradient_penalty=penalty / share)
+        return share * loss

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, Batches, DomainBed, Engine, Log, Loss, Outputs
-from shoal.algorithms.penalty import PASSES, SHARE, STEPS, USUAL_STEPS, BatchNorm, PenaltyWeight
-from shoal.data.batch import Task
-from shoal.errors import InputError
+from shoal.algorithms.base import Algorithm, DomainBed, Engine, Log, Loss, Outputs, Step
+from shoal.algorithms.penalty import FRACTION, STEPS, USUAL_STEPS, BatchNorm, Schedule
+from shoal.data.batch import MetaBatch, Task
 from shoal.penalties import Blocks, quantile_risk
 from shoal.settings import Range, log10, uniform
 
@@ -31,7 +30,8 @@ class EQRM(Algorithm):
     Args:
         quantile: quantile α.
         start: number of steps for which the mean loss is minimised; a float is a fraction of the training.
-        quantile_lr: learning rate after ``start``; ``None``: unchanged. A schedule applies to both.
+        quantile_lr: learning rate after ``start``; ``None``: unchanged. A schedule applies to both, and parts
+            of the model with a learning rate of their own keep its ratio to the others.
         batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
             :mod:`shoal.penalties`.
 
@@ -40,8 +40,7 @@ class EQRM(Algorithm):
 
     family = "risk extrapolation"
     reference = "Eastwood et al. 2022"
-    compares_domains = True
-    capturable = True
+    min_domains = 2
 
     def __init__(
         self,
@@ -50,49 +49,44 @@ class EQRM(Algorithm):
         task: Task,
         *,
         quantile: Annotated[float, Range(above=0, below=1, search=uniform(0.5, 0.99))] = 0.75,
-        start: Annotated[int, STEPS] | Annotated[float, replace(SHARE, search=START)] = 0.5,
+        start: Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=START)] = 0.5,
         quantile_lr: Annotated[float | None, Range(above=0, most=1e6, search=log10(-7, -5))] = None,
         batch_norm: BatchNorm = "pooled",
     ) -> None:
         super().__init__(model, loss, task)
-        self.passes = PASSES[batch_norm]
+        self.per_domain = batch_norm == "per-domain"
         self.quantile = quantile
         self.quantile_lr = quantile_lr
-        self.started = PenaltyWeight(1.0, start, steps=task.steps)
-        self.ratios: list[float] = []
-        """The learning rate after the start over that before, of each parameter."""
+        self.started = Schedule(1.0, start, steps=task.steps)
+        self.ratio = 1.0
+        """The learning rate after the start over that before."""
 
     @classmethod
     def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
         """Its learning rate after the start is 1e-6 where none was sampled."""
         return DomainBed({**settings, "quantile_lr": settings["quantile_lr"] or 1e-6})
 
-    def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
-        self.ratios = []
+    def prepare(self, optimizer: Optimizer, lr: float) -> None:
         if self.quantile_lr is not None:
-            for group in optimizer.param_groups:
-                rate = float(group.get("initial_lr", group["lr"]))
-                if rate == 0:
-                    raise InputError(
-                        f"quantile_lr={self.quantile_lr:g} of EQRM requires an optimizer with lr above 0."
-                    )
-                self.ratios += [self.quantile_lr / rate for p in group["params"] if p.requires_grad]
-        return optimizer
+            self.ratio = self.quantile_lr / lr
 
-    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
-        losses = self.losses(outputs)
-        found = quantile_risk(losses, Blocks([1] * len(losses)), self.quantile)  # one mean loss per domain
-        total = torch.where(self.started.next() > 0, found, losses.mean())
-        return total, {"losses": losses.detach(), "quantile": found.detach()}
+    def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
+        losses = self.losses(out)
+        quantile = quantile_risk(losses, Blocks([1] * len(losses)), self.quantile)
+        started = self.started(step)
+        if isinstance(started, Tensor):
+            started = started.to(losses.dtype)
+        total = torch.lerp(losses.mean(), quantile, started)
+        return total, {"losses": losses.detach(), "quantile": quantile.detach()}
 
-    def step(self, batches: Batches, engine: Engine) -> Log:
+    def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
         """The step of an optimizer is as long as its learning rate: a share of it is that of a lower one."""
-        if not self.ratios:
-            return super().step(batches, engine)
+        if self.ratio == 1:
+            return super().step(batch, engine, step)
         before = [p.detach().clone() for p in engine.params]
-        log = super().step(batches, engine)
-        late = self.started.count > self.started.start
+        log = super().step(batch, engine, step)
+        share = 1 + (self.ratio - 1) * self.started(step)
         with torch.no_grad():
-            for p, old, ratio in zip(engine.params, before, self.ratios, strict=True):
-                p.copy_(torch.where(late, torch.lerp(old, p, ratio), p))
+            for p, old in zip(engine.params, before, strict=True):
+                p.copy_(torch.lerp(old, p, share.to(p.dtype) if isinstance(share, Tensor) else share))
         return log

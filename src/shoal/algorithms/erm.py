@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients
-from shoal.data.batch import pool
-from shoal.data.sampler import Draw
+from shoal.algorithms.base import Algorithm, Draw, Engine, Gradient, Log, Step
+from shoal.data.batch import MetaBatch
 
 
 class ERM(Algorithm):
@@ -20,8 +19,6 @@ class ERM(Algorithm):
     family = "risk"
     reference = "Vapnik 1998"
     draw: ClassVar[Draw] = "pooled"
-    additive = True
-    capturable = True
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        return engine.gradients(self, [pool(batches)])
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        return engine.mean_gradient(batch.merged())

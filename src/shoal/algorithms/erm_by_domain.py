@@ -17,6 +17,4 @@ class ERMByDomain(Algorithm):
 
     family = "risk"
     reference = "Vapnik 1998"
-    passes = "apart"
-    additive = True
-    capturable = True
+    per_domain = True

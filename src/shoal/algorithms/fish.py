@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Log, Loss
-from shoal.data.batch import Task
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss, Step
+from shoal.data.batch import MetaBatch, Task
 from shoal.errors import InputError
-from shoal.optim import Fish as FishOptimizer
 from shoal.settings import Count, Range, choice
 
 
 class Fish(Algorithm):
     """Take an inner step on a batch of each of S domains in random order, then set θ ← θ + ε(θ̃ − θ).
 
-    For a small inner learning rate α and plain SGD, the expected update is α times the summed gradient plus
-    α²/2 times the gradient of the summed inner products between domains: a first-order approximation of IDGM.
+    For a small inner learning rate α and plain SGD, the expected inner loop is
+
+        E[θ − θ̃] = α Σ_i g_i − α²/2 ∇ Σ_{i<j} g_i·g_j
+
+    a descent on the losses and an ascent on the inner products of gradients: a first-order form of IDGM.
 
     Args:
         meta_lr: ε, as in the formula (the code of the authors divides its setting by S).
         inner_state: ``"carry"`` keeps the moments of the inner optimizer from one inner loop to the next,
             ``"reset"`` resets them; a number resets them every that many steps, as the code of the authors
             does every epoch.
-        buffers: ``"walk"`` keeps buffers such as BatchNorm statistics as they are after the inner loop;
+        buffers: ``"keep"`` keeps buffers such as BatchNorm statistics as they are after the inner loop;
             ``"interpolate"`` interpolates floating-point buffers like weights, as the code of the authors
             does, which biases running variances low. Integer buffers are never interpolated.
 
@@ -35,10 +37,7 @@ class Fish(Algorithm):
 
     family = "gradient matching"
     reference = "Shi et al. 2021"
-    passes = "apart"
-    compares_domains = True
-    capturable = True
-    taken: Tensor
+    min_domains = 2
 
     def __init__(
         self,
@@ -48,52 +47,51 @@ class Fish(Algorithm):
         *,
         meta_lr: Annotated[float, Range(above=0, most=1, search=choice(0.05, 0.1, 0.5))] = 0.5,
         inner_state: Literal["carry", "reset"] | Count = "carry",
-        buffers: Literal["walk", "interpolate"] = "walk",
+        buffers: Literal["keep", "interpolate"] = "keep",
     ) -> None:
         super().__init__(model, loss, task)
-        self.reset_every = None if isinstance(inner_state, str) else inner_state
-        self.settings: dict[str, Any] = {"meta_lr": meta_lr}
-        self.settings["inner_state"] = "carry" if self.reset_every else inner_state
-        self.buffers_mode = buffers
-        if self.reset_every:  # counted on the device, where a CUDA graph can
-            self.register_buffer("taken", torch.zeros((), dtype=torch.int64))
+        self.meta_lr, self.buffers_mode = meta_lr, buffers
+        named = {"carry": 0, "reset": 1}
+        self.reset_every = named[inner_state] if isinstance(inner_state, str) else inner_state
 
-    def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
-        if self.reset_every and not _starts_at_zero(optimizer):
+    def prepare(self, optimizer: Optimizer, lr: float) -> None:
+        if self.reset_every > 1 and not _starts_at_zero(optimizer):
             raise InputError(
                 f"inner_state={self.reset_every} requires Adam, AdamW or SGD without dampening, got "
                 f"{type(optimizer).__name__}; inner_state='carry' and 'reset' support any optimizer."
             )
-        self.walks = self.make_walks(optimizer, domains_per_step)
-        return self.walks
 
-    def make_walks(self, optimizer: Optimizer, inner_steps: int) -> FishOptimizer:
-        return FishOptimizer(optimizer, inner_steps, **self.settings)
-
-    def step(self, batches: Batches, engine: Engine) -> Log:
-        self.count()
-        return self.walk(batches, engine)
-
-    def count(self) -> None:
-        """Counts meta-steps, where the inner optimizer's moments are to be reset by their number."""
-        if self.reset_every:
-            self.walks.forget(self.taken % self.reset_every == 0)
-            self.taken += 1
-
-    def walk(self, batches: Batches, engine: Engine) -> Log:
-        before = self._floating_buffers() if self.buffers_mode == "interpolate" else []
-        losses = []
-        for batch in batches:
-            gradients, log = self.mean_gradient([batch], engine)
-            engine.apply(gradients)
-            losses.append(log["losses"])
+    def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
+        state = list(engine.params)
+        if self.buffers_mode == "interpolate":
+            state += [b for b in self.model.buffers() if b.is_floating_point()]
+        start = [tensor.detach().clone() for tensor in state]
+        self.reset(engine.optimizer, step)
+        log = self.inner_loop(batch, engine)
         with torch.no_grad():
-            for buffer, start in before:
-                buffer.copy_(torch.lerp(start, buffer, self.settings["meta_lr"]))
+            torch._foreach_lerp_(start, state, self.meta_lr)
+            torch._foreach_copy_(state, start)
+        return log
+
+    def inner_loop(self, batch: MetaBatch, engine: Engine) -> Log:
+        """A step of the optimizer on each block."""
+        losses = []
+        for block in batch.split():
+            gradient, log = engine.mean_gradient(block)
+            engine.apply(gradient)
+            losses.append(log["losses"])
         return {"losses": torch.cat(losses)}
 
-    def _floating_buffers(self) -> list[tuple[Tensor, Tensor]]:
-        return [(b, b.clone()) for b in self.model.buffers() if b.is_floating_point()]
+    def reset(self, optimizer: Optimizer, step: Step) -> None:
+        """Forgets the moments of the optimizer, where this step begins with new ones."""
+        if self.reset_every == 1:
+            optimizer.state.clear()
+        elif self.reset_every:  # by a factor, which a CUDA graph can have: 0 in these steps, otherwise 1
+            kept = step % self.reset_every != 0
+            for moments in optimizer.state.values():
+                for moment in moments.values():
+                    if isinstance(moment, Tensor):
+                        moment.mul_(kept)
 
 
 def _starts_at_zero(optimizer: Optimizer) -> bool:

@@ -8,18 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs, check_state
-from shoal.algorithms.penalty import (
-    SHARE,
-    STEPS,
-    USUAL_STEPS,
-    BatchNorm,
-    Penalised,
-    Steps,
-    blocks,
-    pooled_features,
-    pooled_logits,
-    pooled_targets,
-)
+from shoal.algorithms.penalty import FRACTION, STEPS, USUAL_STEPS, BatchNorm, Penalised, Steps
 from shoal.data.batch import Task
 from shoal.errors import InputError, shown
 from shoal.models import FeatureModel
@@ -52,8 +41,7 @@ class Fishr(Penalised):
     reference = "Rame et al. 2022"
     sample_weights = False
     needs_features = True
-    knows_domains = True
-    mean_of_examples = True
+    plain_mean = True
 
     def __init__(
         self,
@@ -62,7 +50,7 @@ class Fishr(Penalised):
         task: Task,
         *,
         weight: Annotated[float, Range(0, search=log10(1, 4))] = 1000.0,
-        start: Annotated[int, STEPS] | Annotated[float, replace(SHARE, search=START)] = 0.3,
+        start: Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=START)] = 0.3,
         ramp: Steps = 0,
         ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
         batch_norm: BatchNorm = "pooled",
@@ -106,15 +94,8 @@ class Fishr(Penalised):
                 f"{layer!r} is applied to {width // last.in_features} positions."
             )
 
-    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
-        return fishr(
-            pooled_logits(outputs, self),
-            pooled_features(outputs),
-            pooled_targets(outputs),
-            blocks(outputs, self.ids(outputs)),
-            loss=self.loss,
-            variances=self.variances,
-        )
+    def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
+        return fishr(out.logits, out.features, out.y, out.blocks, loss=self.loss, variances=self.variances)
 
 
 def _linear(head: nn.Module) -> str:

@@ -7,11 +7,11 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Log, Loss
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
 from shoal.algorithms.penalty import Steps, in_steps
-from shoal.data.batch import Task
+from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import cosine_matrix, moved
-from shoal.replay import leaves_no_trace, random_state
+from shoal.replay import preserve_state, random_state
 from shoal.settings import Range, log10
 
 
@@ -26,9 +26,9 @@ class GGA(Algorithm):
     the one with the largest minimum is kept; if there is none, θ is kept. An ordinary step follows. In the
     window a step costs about 2 + ``trials`` times as much; with the defaults, a training costs six times ERM.
 
-    The code of the authors perturbs all but the first and the last layers of ResNet-50, starting from the
-    last rejected perturbation, and compares losses with that of the last accepted one. Here every trial is
-    around θ, with all trained parameters.
+    The code of the authors perturbs the featurizer (until July 2025, all but the first and the last layers of
+    ResNet-50), starting from the last rejected perturbation, and compares losses with that of the last
+    accepted one. Here every trial is around θ, with all trained parameters.
 
     Args:
         start: first step of the window; a float is a fraction of the training. The authors use steps 100 to
@@ -43,11 +43,7 @@ class GGA(Algorithm):
 
     family = "gradient matching"
     reference = "Ballas & Diou 2025"
-    compares_domains = True
-    repeats_passes = True
-    draws_numbers = True
-
-    count: Tensor
+    min_domains = 2
 
     def __init__(
         self,
@@ -65,42 +61,38 @@ class GGA(Algorithm):
         self.start = in_steps(start, task.steps)
         self.end = self.start + in_steps(length, task.steps)
         self.trials, self.radius, self.tolerance = trials, radius, tolerance
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
-    def step(self, batches: Batches, engine: Engine) -> Log:
-        searched = len(batches) > 1 and self.start <= int(self.count) < self.end
-        self.count += 1
-        if not searched or (shift := self.search(batches, engine)) is None:
-            return super().step(batches, engine)
-        with moved(engine.params, shift, by=1.0):
-            gradients, log = self.gradient(batches, engine)
-        engine.apply(gradients, log["losses"], shift=shift)
-        return log
+    def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
+        if len(batch.sizes) > 1 and self.start <= int(step) < self.end:
+            self.search(batch, engine)
+        return super().step(batch, engine, step)
 
-    def search(self, batches: Batches, engine: Engine) -> list[Tensor] | None:
-        """The best of the perturbations, if any is better than none."""
+    @torch.no_grad()
+    def search(self, batch: MetaBatch, engine: Engine) -> None:
+        """Moves the parameters to the best of the perturbations, if any is better than none."""
         device = engine.params[0].device
-        seeds = engine.agree(torch.randint(2**62, (self.trials,)).to(device)).tolist()
+        seeds = engine.broadcast(torch.randint(2**62, (self.trials,)).to(device)).tolist()
         before = random_state(self.model)
-        found = [self.agreement(batches, engine, before)]
+        found = [self.agreement(batch, engine, before)]
         for seed in seeds:
             with moved(engine.params, self.noise(engine, seed), by=1.0):
-                found.append(self.agreement(batches, engine, before))
+                found.append(self.agreement(batch, engine, before))
         loss, cosine = torch.stack(found).unbind(1)
         better = (loss < loss[0] + self.tolerance) & (cosine > cosine[0])
         best = torch.where(better, cosine, -2.0).argmax() * better.any()  # 0 is θ itself
-        chosen = int(engine.agree(best))
-        return self.noise(engine, seeds[chosen - 1]) if chosen else None
+        if chosen := int(engine.broadcast(best)):
+            torch._foreach_add_(engine.params, self.noise(engine, seeds[chosen - 1]))
 
-    def agreement(self, batches: Batches, engine: Engine, since: list[Tensor]) -> Tensor:
+    @torch.enable_grad()
+    def agreement(self, batch: MetaBatch, engine: Engine, since: list[Tensor]) -> Tensor:
         """The mean loss, and the least cosine of two domains' gradients; ``since`` decides dropout masks."""
-        with leaves_no_trace(self.model, since=since):
-            gradients, log = self.domain_gradients(batches, engine)
+        with preserve_state(self.model, since=since):
+            gradients, log = self.domain_gradients(batch, engine)
         (losses,) = engine.average([log["losses"]])
         cosine = cosine_matrix(gradients).min()
         return torch.stack([losses.mean().to(cosine.dtype), cosine])
 
-    def noise(self, engine: Engine, seed: int) -> list[Tensor]:
+    def noise(self, engine: Engine, seed: int) -> Gradient:
         """A perturbation, which is the same for the same seed: none has to be kept."""
         draw = torch.Generator(engine.params[0].device).manual_seed(seed)
         return [

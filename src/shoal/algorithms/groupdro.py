@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Log, Loss, Outputs
-from shoal.algorithms.penalty import PASSES, BatchNorm
+from shoal.algorithms.base import Algorithm, Log, Loss, Outputs, Step
+from shoal.algorithms.penalty import BatchNorm
 from shoal.data.batch import Task
 from shoal.penalties import Blocks, GroupWeights, group_dro
 from shoal.settings import Range, log10
@@ -31,9 +31,7 @@ class GroupDRO(Algorithm):
 
     family = "robust optimisation"
     reference = "Sagawa et al. 2020"
-    compares_domains = True
-    knows_domains = True
-    capturable = True
+    min_domains = 2
 
     def __init__(
         self,
@@ -45,11 +43,11 @@ class GroupDRO(Algorithm):
         batch_norm: BatchNorm = "pooled",
     ) -> None:
         super().__init__(model, loss, task)
-        self.passes = PASSES[batch_norm]
+        self.per_domain = batch_norm == "per-domain"
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.weights = GroupWeights(task.domains, step_size, dtype=widest(device))
 
-    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
-        losses = self.losses(outputs)  # one mean loss per domain
-        total = group_dro(losses, Blocks([1] * len(losses), self.ids(outputs)), self.weights)
+    def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
+        losses = self.losses(out)
+        total = group_dro(losses, Blocks([1] * len(losses), out.batch.ids), self.weights)
         return total, {"losses": losses.detach()}

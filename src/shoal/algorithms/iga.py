@@ -7,9 +7,9 @@ from typing import Annotated
 
 from torch import nn
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
-from shoal.algorithms.penalty import PenaltyWeight, Steps
-from shoal.data.batch import Task
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.algorithms.penalty import Schedule, Steps
+from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import Method, match
 from shoal.settings import Range, log10
 
@@ -33,11 +33,8 @@ class IGA(Algorithm):
 
     family = "gradient matching"
     reference = "Koyama & Yamaguchi 2020"
-    passes = "apart"
-    compares_domains = True
-    capturable = True
+    min_domains = 2
     second_order = True
-    by_engine = False
 
     def __init__(
         self,
@@ -45,18 +42,17 @@ class IGA(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        weight: Annotated[float, Range(0, search=log10(1, 5))] = 1000.0,
+        weight: Annotated[float, Range(0, 1e30, search=log10(1, 5))] = 1000.0,
         start: Steps = 0,
         ramp: Steps = 0,
         method: Method = "exact",
     ) -> None:
         super().__init__(model, loss, task)
-        self.repeats_passes = method == "finite-difference"  # type: ignore[misc]
-        self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
+        self.weight = Schedule(weight, start, ramp, steps=task.steps)
         self.matching = partial(match, measure="variance", method=method, model=model)
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        average = engine.average if engine.processes > 1 else None
-        found = self.matching(self.parts(batches, engine), engine.params, average=average)
-        total = found.gradient(self.weight.next())
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        losses = [partial(self.block_loss, engine, block) for block in batch.split()]
+        found = self.matching(losses, engine.params, average=engine.average)
+        total = found.gradient(self.weight(step))
         return total, {"losses": found.losses, "penalty": found.value}

@@ -7,15 +7,7 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs
-from shoal.algorithms.penalty import (
-    BatchNorm,
-    LateSteps,
-    Penalised,
-    Steps,
-    blocks,
-    pooled_logits,
-    pooled_targets,
-)
+from shoal.algorithms.penalty import BatchNorm, LateSteps, Penalised, Steps
 from shoal.data.batch import Task
 from shoal.penalties import irm
 from shoal.settings import Range, log10
@@ -52,6 +44,5 @@ class IRM(Penalised):
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, batch_norm=batch_norm)
 
-    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
-        logits = pooled_logits(outputs, self)
-        return irm(logits, pooled_targets(outputs), blocks(outputs), loss=self.loss)
+    def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
+        return irm(out.logits, out.y, out.blocks, loss=self.loss)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import (
-    Algorithm,
-    Batches,
-    DomainOutput,
-    Engine,
-    Gradients,
-    Log,
-    Loss,
-    Outputs,
-    full_precision,
-)
-from shoal.data.batch import Task, cut, pool, tensors_in
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Outputs, Step
+from shoal.data.batch import MetaBatch, Task, tensors_in
 from shoal.errors import InputError
-from shoal.models import FeatureExtractor, FeatureModel
 from shoal.models.calling import arguments
-from shoal.penalties import Blocks, mixup, mixup_shares
+from shoal.models.feature_model import FeatureModel
+from shoal.models.features import FeatureExtractor
+from shoal.penalties import mixup, mixup_shares
 from shoal.settings import Range, log10
 
 
@@ -32,7 +23,7 @@ class Mixup(Algorithm):
     """Mix the examples of each domain with those of another, λ x_i + (1 − λ) x_j, and their losses alike.
 
     The S batches of a step, in random order, are paired cyclically, each with the next; λ is sampled for
-    every pair from Beta(α, α): :func:`shoal.penalties.mixup`.
+    every pair from Beta(α, α): :func:`shoal.penalties.mixup`. Each pair has a forward pass of its own.
 
     Args:
         alpha: parameter α of the Beta distribution; small values mix little.
@@ -47,12 +38,9 @@ class Mixup(Algorithm):
 
     family = "augmentation"
     reference = "Xu et al. 2020"
-    additive = True
     sample_weights = False
-    passes = "apart"
-    compares_domains = True
-    draws_numbers = True
-    capturable = True
+    per_domain = True
+    min_domains = 2
 
     def __init__(
         self,
@@ -76,55 +64,37 @@ class Mixup(Algorithm):
                         "where='features' needs a model whose output is that of its last linear layer, and "
                         f"{extractor.layer!r} is followed by something else; or a shoal.models.FeatureModel."
                     )
-        if self.where == "input" and not all(
-            t.is_floating_point() or t.dtype == torch.uint8 for t in tensors_in(x)
-        ):
+        numbers = all(t.is_floating_point() or t.dtype == torch.uint8 for t in tensors_in(x))
+        if self.where == "input" and not numbers:
             raise InputError(
                 "Mixup mixes inputs, and these hold whole numbers (token ids?), which have nothing between "
                 "them: mix features instead (where='features'), or train with 'fish'."
             )
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        shares = engine.agree(mixup_shares(len(batches), self.alpha, engine.params[0].device))
-        return engine.gradients(
-            self,
-            batches,
-            forward=partial(self.forward_mixed, shares),
-            objective=partial(self.mixed_loss, shares),
-        )
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        shares = engine.broadcast(mixup_shares(len(batch.sizes), self.alpha, engine.params[0].device))
+        forward, objective = partial(self.forward_mixed, engine, shares), partial(self.mixed_loss, shares)
+        return engine.mean_gradient(batch, objective, forward)
 
-    def forward_mixed(self, shares: Tensor, batches: Batches) -> list[DomainOutput]:
-        """One output per pair, with the targets of both."""
+    def forward_mixed(self, engine: Engine, shares: Tensor, batch: MetaBatch) -> Outputs:
+        """One output per pair, with the other targets in the place of features."""
         model: Any = self.model
-        in_two_parts = isinstance(model, FeatureModel)
-        if self.where == "features" and in_two_parts:
-            with self.autocast():
-                batches = [b._replace(x=model.features(b.x)) for b in batches]
-        elif self.where == "features":
-            batches = [b._replace(x=self(b.x)) for b in batches]
-        else:
-            self.check_input(batches[0].x)
-        sizes = [len(b.y) for b in batches]
-        whole = pool(batches)
-        x, y, y_other, _ = mixup(whole.x, whole.y, Blocks(sizes), shares=shares)
-        pairs = zip(sizes, [*sizes[1:], sizes[0]], strict=True)
-        ends = pairwise(accumulate((min(pair) for pair in pairs), initial=0))
-        outputs = []
-        for batch, (start, end) in zip(batches, ends, strict=True):
-            span = slice(start, end)
-            mixed = cut(x, span)
-            if self.where == "features" and in_two_parts:
-                with self.autocast():
-                    output = full_precision(model.head(mixed))
-            else:
-                output = mixed if self.where == "features" else self(mixed)
-            outputs.append(DomainOutput(output, y[span], batch.domain, y_other[span]))
-        return outputs
+        features, head = None, None
+        if self.where == "features" and isinstance(model, FeatureModel):
+            features, head = model.features, model.head
+        if self.where == "features":
+            batch = replace(batch, x=engine.forward(batch, features).output)
+        x, y, y_other, _ = mixup(batch.x, batch.y, batch.blocks, shares=shares)
+        pairs = zip(batch.sizes, [*batch.sizes[1:], batch.sizes[0]], strict=True)
+        mixed = MetaBatch(x, y, batch.domain[: len(y)], tuple(min(pair) for pair in pairs))
+        if self.where == "features" and head is None:
+            return Outputs(x, y_other, mixed)
+        return Outputs(engine.forward(mixed, head).output, y_other, mixed)
 
-    def mixed_loss(self, shares: Tensor, outputs: Outputs) -> tuple[Tensor, Log]:
+    def mixed_loss(self, shares: Tensor, out: Outputs) -> tuple[Tensor, Log]:
         found = []
-        for share, each in zip(shares, outputs, strict=True):
-            own, others = self.loss(each.output, each.y), self.loss(each.output, each.features)
-            found.append(torch.lerp(others, own, share.to(own.dtype)))
+        for share, each in zip(shares, out.split(), strict=True):
+            own, other = self.loss(each.output, each.y), self.loss(each.output, each.features)
+            found.append(torch.lerp(other, own, share.to(own.dtype)))
         losses = torch.stack(found)
         return losses.mean(), {"losses": losses.detach()}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
-from shoal.data.batch import Task
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.data.batch import MetaBatch, Task
 from shoal.errors import InputError
 from shoal.gradients import curvature, moved
-from shoal.replay import leaves_no_trace, random_state
+from shoal.replay import preserve_state, random_state
 from shoal.settings import Range, choice, log10
 
 
@@ -33,10 +34,8 @@ class MLDG(Algorithm):
 
     family = "meta-learning"
     reference = "Li et al. AAAI 2018"
-    by_engine = False
-    passes = "apart"
-    compares_domains = True
-    capturable = True
+    min_domains = 2
+    per_domain = True
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class MLDG(Algorithm):
     ) -> None:
         super().__init__(model, loss, task)
         self.beta, self.inner_lr, self.held_out = beta, inner_lr, held_out
-        self.second_order = self.repeats_passes = order == "exact"  # type: ignore[misc]
+        self.second_order = order == "exact"
 
     def check_step(self, domains_per_step: int) -> None:
         if (used := self.held_out_of(domains_per_step)) < self.held_out:
@@ -69,16 +68,19 @@ class MLDG(Algorithm):
             raise InputError(f"held_out of MLDG must be below {most}; got {self.held_out}.")
         return self.held_out
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        split = len(batches) - self.held_out_of(len(batches))
-        kept, held = batches[:split], batches[split:]
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        split = len(batch.sizes) - self.held_out_of(len(batch.sizes))
+        middle = sum(batch.sizes[:split])
+        kept = batch.rows(slice(middle), batch.sizes[:split])
+        held = batch.rows(slice(middle, None), batch.sizes[split:])
         before = random_state(self.model) if self.second_order else None
-        g, log = self.mean_gradient(kept, engine)
+        g, log = engine.mean_gradient(kept)
         with moved(engine.params, g, -self.inner_lr):
-            h, held_log = self.mean_gradient(held, engine)
+            h, held_log = engine.mean_gradient(held)
         if self.second_order:
-            again = self.parts(kept, engine)
-            with leaves_no_trace(self.model, since=before):
+            # In the order of the first pass, for the same dropout masks.
+            again = [partial(self.block_loss, engine, block) for block in kept.split()]
+            with preserve_state(self.model, since=before):
                 product = engine.average(curvature(again, engine.params, h))
             h = [a - self.inner_lr * b for a, b in zip(h, product, strict=True)]
         total = [a + self.beta * b for a, b in zip(g, h, strict=True)]

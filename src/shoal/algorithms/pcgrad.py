@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
+from shoal.data.batch import MetaBatch
 from shoal.gradients import pcgrad
 
 
@@ -18,9 +19,7 @@ class PCGrad(Algorithm):
 
     family = "gradient surgery"
     reference = "Yu et al. 2020"
-    passes = "apart"
-    compares_domains = True
-    capturable = True
+    min_domains = 2
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        return self.combined_gradient(batches, engine, pcgrad)
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        return self.combined_gradient(batch, engine, pcgrad)

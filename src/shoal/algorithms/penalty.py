@@ -6,68 +6,48 @@ import math
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Log, Loss, Outputs
+from shoal.algorithms.base import Algorithm, Log, Loss, Outputs, Step
 from shoal.data.batch import Task
-from shoal.errors import InputError
-from shoal.penalties import Blocks
-from shoal.settings import Range, checked, log10
+from shoal.settings import Range, log10
 from shoal.tensors import widest
 
 USUAL_STEPS = 5000
 STEPS = Range(0, 10**9)
-SHARE = Range(0, 2)
-"""More than 1 is after its end: never."""
-Steps = Annotated[int, STEPS] | Annotated[float, SHARE]
+FRACTION = Range(0, 2)
+"""Of the training; more than 1 is after its end: never."""
+Steps = Annotated[int, STEPS] | Annotated[float, FRACTION]
 LateSteps = (
-    Annotated[int, STEPS] | Annotated[float, replace(SHARE, search=log10(0, 4)._replace(of=USUAL_STEPS))]
+    Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=log10(0, 4)._replace(of=USUAL_STEPS))]
 )
 """Searched as DomainBed does for IRM and VREx: 1 to 10,000 steps of 5,000."""
 BatchNorm = Literal["pooled", "per-domain"]
-PASSES: dict[BatchNorm, Literal["together", "apart"]] = {"pooled": "together", "per-domain": "apart"}
 
 
-class PenaltyWeight(nn.Module):
-    """Rises from ``before`` to ``weight``: after ``start`` steps, linearly over ``ramp`` steps.
+class Schedule:
+    """A weight that rises from ``before`` to ``weight``: after ``start`` steps, linearly over ``ramp`` steps.
 
-    Whole numbers are steps; a float is a fraction of ``steps``, rounded down, so that a schedule
-    fits a short training as well as a long one (of 5,000, for which published settings are made, where nobody
-    says).
-    ``before`` is never more than ``weight``, so that a weight of 0 is no penalty at all. The step count is a
-    buffer, so the schedule survives a checkpoint, and the weight is a tensor on the model's device, so
-    reading it never waits for the device.
+    Whole numbers are steps; a float is a fraction of ``steps``, rounded down, so that a schedule fits a short
+    training as well as a long one (of 5,000, for which published settings are made, where nobody says).
+    ``before`` is never more than ``weight``, so that a weight of 0 is no penalty at all.
 
-    >>> schedule = PenaltyWeight(2.0, start=1, ramp=2)
-    >>> [schedule.next().item() for _ in range(5)]
+    >>> [Schedule(2.0, start=1, ramp=2)(step) for step in range(5)]
     [0.0, 0.0, 1.0, 2.0, 2.0]
     """
 
-    count: Tensor
-
-    @checked
     def __init__(
-        self,
-        weight: Annotated[float, Range(0)],
-        start: Steps = 0,
-        ramp: Steps = 0,
-        before: float = 0.0,
-        steps: int | None = None,
+        self, weight: float, start: float = 0, ramp: float = 0, before: float = 0.0, steps: int | None = None
     ) -> None:
-        super().__init__()
-        self.weight = weight
-        self.before = min(before, self.weight)
-        self.start = in_steps(start, steps)
-        self.ramp = in_steps(ramp, steps)
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.weight, self.before = weight, min(before, weight)
+        self.start, self.ramp = in_steps(start, steps), in_steps(ramp, steps)
 
-    def next(self) -> Tensor:
-        """The weight for this step; counts it."""
-        past = (self.count - self.start).to(widest(self.count.device))
-        self.count += 1
-        share = (past / self.ramp).clamp(0, 1) if self.ramp else (past >= 0).to(past.dtype)
-        return self.before + (self.weight - self.before) * share
+    def __call__(self, step: Step) -> float | Tensor:
+        """The weight at this step; a tensor where ``step`` is one."""
+        rise = (step - self.start) / self.ramp if self.ramp else step - self.start + 1
+        if isinstance(rise, Tensor):
+            return self.before + (self.weight - self.before) * rise.to(widest(rise.device)).clamp(0, 1)
+        return self.before + (self.weight - self.before) * min(max(rise, 0), 1)
 
 
 def in_steps(count: float, steps: int | None) -> int:
@@ -92,8 +72,7 @@ class Penalised(Algorithm):
     """
 
     before: ClassVar[float] = 0.0
-    compares_domains = True
-    capturable = True
+    min_domains = 2
 
     def __init__(
         self,
@@ -108,37 +87,20 @@ class Penalised(Algorithm):
         features: str | None = None,
     ) -> None:
         super().__init__(model, loss, task, features=features)
-        self.passes = PASSES[batch_norm]
-        self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)
+        self.per_domain = batch_norm == "per-domain"
+        self.weight = Schedule(weight, start, ramp, self.before, task.steps)
 
-    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
+    def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
+        """The penalty, from the outputs or from the mean loss of each domain (S,)."""
         raise NotImplementedError
 
-    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
-        losses = self.losses(outputs)
-        penalty = self.penalty(outputs, losses)
-        total = losses.mean() + self.weight.next().to(penalty.dtype) * penalty
+    def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
+        losses = self.losses(out)
+        penalty = self.penalty(out, losses)
+        total = losses.mean() + weighted(self.weight(step), penalty)
         return total, {"losses": losses.detach(), "penalty": penalty.detach()}
 
 
-def blocks(outputs: Outputs, ids: Tensor | None = None) -> Blocks:
-    """The batches of a step as blocks of examples."""
-    return Blocks([len(v.y) for v in outputs], ids)
-
-
-def pooled_features(outputs: Outputs) -> Tensor:
-    return torch.cat([v.features for v in outputs])
-
-
-def pooled_targets(outputs: Outputs) -> Tensor:
-    return torch.cat([v.y for v in outputs])
-
-
-def pooled_logits(outputs: Outputs, algorithm: object) -> Tensor:
-    for each in outputs:
-        if not isinstance(each.output, Tensor):
-            raise InputError(
-                f"{type(algorithm).__name__} needs a model whose output is one tensor, "
-                f"got {type(each.output).__name__}."
-            )
-    return torch.cat([v.output for v in outputs])
+def weighted(weight: float | Tensor, value: Tensor) -> Tensor:
+    """Their product, in the precision of ``value``."""
+    return (weight.to(value.dtype) if isinstance(weight, Tensor) else weight) * value

@@ -17,4 +17,4 @@ class Reptile(Fish):
     family = "meta-learning"
     reference = "Nichol et al. 2018"
     draw = "one-domain"
-    compares_domains = False
+    min_domains = 1

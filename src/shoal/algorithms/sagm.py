@@ -6,9 +6,9 @@ from typing import Annotated
 
 from torch import nn
 
-from shoal.algorithms.base import Batches, Engine, Gradients, Loss
+from shoal.algorithms.base import Engine, Gradient, Log, Loss, Step
 from shoal.algorithms.sam import SAM
-from shoal.data.batch import Task
+from shoal.data.batch import MetaBatch, Task
 from shoal.settings import Range, choice
 
 
@@ -44,6 +44,6 @@ class SAGM(SAM):
         super().__init__(model, loss, task, rho=rho)
         self.alpha = alpha
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        here, there, log = self.here_and_there(batches, engine, self.alpha)
-        return [(a + b) / 2 for a, b in zip(here, there, strict=True)], log
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        g, perturbed, log = self.both_gradients(batch, engine, self.alpha)
+        return [(a + b) / 2 for a, b in zip(g, perturbed, strict=True)], log

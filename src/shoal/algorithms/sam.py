@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Log, Loss
-from shoal.data.batch import Task, pool
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import inner_product, moved
-from shoal.replay import leaves_no_trace, random_state
 from shoal.settings import Range, log10
 
 
 class SAM(Algorithm):
     """Use the gradient of the mean loss at θ + ρ g/‖g‖, in the direction of steepest ascent from θ.
 
-    Batches are those of ERM. The cost is twice that of ERM.
+    Batches are those of ERM. The cost is twice that of ERM: two ordinary passes, each of which updates
+    BatchNorm statistics and draws its own dropout masks, as in the released code.
 
     Args:
         rho: radius ρ; with 0 it is ERM.
@@ -28,9 +28,6 @@ class SAM(Algorithm):
     family = "flat minima"
     reference = "Foret et al. 2021"
     draw = "pooled"
-    additive = True
-    capturable = True
-    repeats_passes = True
 
     def __init__(
         self,
@@ -43,19 +40,17 @@ class SAM(Algorithm):
         super().__init__(model, loss, task)
         self.rho = rho
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        _, there, log = self.here_and_there(batches, engine)
-        return there, log
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        _, perturbed, log = self.both_gradients(batch, engine)
+        return perturbed, log
 
-    def here_and_there(
-        self, batches: Batches, engine: Engine, descent: float = 0.0
-    ) -> tuple[list[Tensor], list[Tensor], Log]:
-        """The gradient g at θ and that at θ + (ρ/‖g‖ − ``descent``) g, with the same dropout masks."""
-        whole = [pool(batches)]
-        before = random_state(self.model)
-        g, log = engine.gradients(self, whole)
+    def both_gradients(
+        self, batch: MetaBatch, engine: Engine, descent: float = 0.0
+    ) -> tuple[Gradient, Gradient, Log]:
+        """The gradient g at θ and that at θ + (ρ/‖g‖ − ``descent``) g."""
+        g, log = engine.mean_gradient(batch.merged())
         length = inner_product(g, g).sqrt()
         by = torch.where(length == 0, 0.0, self.rho / torch.where(length == 0, 1.0, length)) - descent
-        with moved(engine.params, g, by), leaves_no_trace(self.model, since=before):
-            there, _ = engine.gradients(self, whole)
-        return g, there, log
+        with moved(engine.params, g, by):
+            perturbed, _ = engine.mean_gradient(batch.merged())
+        return g, perturbed, log

@@ -8,8 +8,8 @@ from typing import Annotated
 from torch import nn
 
 from shoal.algorithms.and_mask import ANDMask
-from shoal.algorithms.base import Batches, Engine, Gradients, Loss
-from shoal.data.batch import Task
+from shoal.algorithms.base import Engine, Gradient, Log, Loss, Step
+from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import sand_mask
 from shoal.settings import Range, log10, uniform
 
@@ -42,5 +42,5 @@ class SANDMask(ANDMask):
         super().__init__(model, loss, task, tau=tau)
         self.k = k
 
-    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        return self.combined_gradient(batches, engine, partial(sand_mask, tau=self.tau, k=self.k))
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        return self.combined_gradient(batch, engine, partial(sand_mask, tau=self.tau, k=self.k))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Batches, Engine, Log, Loss
+from shoal.algorithms.base import Engine, Log, Loss
 from shoal.algorithms.fish import Fish
-from shoal.data.batch import Task
-from shoal.optim import Fish as FishOptimizer
-from shoal.optim import clone_state, copy_where
-from shoal.replay import leaves_no_trace
+from shoal.data.batch import MetaBatch, Task
+from shoal.replay import preserve_state
 from shoal.settings import Range, choice
 
 
@@ -35,8 +31,6 @@ class SmoothFish(Fish):
     algorithm box contradict its text; this follows the text.
     """
 
-    repeats_passes = True
-
     def __init__(
         self,
         model: nn.Module,
@@ -49,56 +43,41 @@ class SmoothFish(Fish):
         super().__init__(model, loss, task, **fish_settings)
         self.gamma = gamma
 
-    def make_walks(self, optimizer: Optimizer, inner_steps: int) -> FishOptimizer:
-        made = _TwoWalks(optimizer, inner_steps, **self.settings)
-        made.gamma = self.gamma
-        return made
+    def inner_loop(self, batch: MetaBatch, engine: Engine) -> Log:
+        start, moments = [p.detach().clone() for p in engine.params], _copied(engine.optimizer)
+        with preserve_state(self.model):  # the inner loop below has the same dropout masks
+            gradients, _ = self.domain_gradients(batch, engine)
+        for gradient in gradients:
+            engine.apply(gradient)
+        plain = [p.detach().clone() for p in engine.params]
+        _put_back(engine.optimizer, moments)
+        with torch.no_grad():
+            torch._foreach_copy_(engine.params, start)
+        log = super().inner_loop(batch, engine)
+        with torch.no_grad():
+            torch._foreach_lerp_(plain, engine.params, self.gamma)
+            torch._foreach_copy_(engine.params, plain)
+        return log
 
-    def walk(self, batches: Batches, engine: Engine) -> Log:
-        assert isinstance(self.walks, _TwoWalks)
-        with leaves_no_trace(self.model):  # so that the walk below draws the same dropout masks
-            at_start = [self.mean_gradient([b], engine) for b in batches]
-        with self.walks.rehearsal():
-            for gradients, _ in at_start:
-                engine.apply(gradients)
-        log = super().walk(batches, engine)
-        rehearsed = torch.cat([first["losses"] for _, first in at_start])
-        # A loss that was not finite only in the rehearsal spoils the step just as well, and is to be known.
-        return {**log, "losses": torch.where(rehearsed.isfinite(), log["losses"], rehearsed)}
+
+Moments = dict[Tensor, dict[str, Any]]
 
 
-class _TwoWalks(FishOptimizer):
-    """Fish whose blend aims between the ends of two walks: γ of the real one, 1 − γ of a rehearsed one."""
+def _copied(optimizer: Optimizer) -> Moments:
+    return {
+        p: {name: v.clone() if isinstance(v, Tensor) else v for name, v in moments.items()}
+        for p, moments in optimizer.state.items()
+    }
 
-    gamma: float
-    rehearsing = False
 
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Steps in this block start a walk from here; its end is kept, parameters and state are put back."""
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        start = [p.detach().clone() for p in params]
-        self._unshare()
-        state = self.inner.state
-        self.inner.state = clone_state(self._fresh if self.inner_state == "reset" else state)
-        self.rehearsing = True
-        try:
-            yield
-            self.rehearsed = [p.detach().clone() for p in params]
-        finally:
-            self.rehearsing = False
-            self.inner.state = state
-            with torch.no_grad():
-                torch._foreach_copy_(params, start)
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        if self.rehearsing:
-            return self._inner_step(closure)
-        return super().step(closure)
-
-    def blend(self) -> None:
-        if self._spoilt is not None:
-            copy_where(self._spoilt, self.rehearsed, self._left())
-        torch._foreach_lerp_(self.rehearsed, self._walking(), self.gamma)
-        torch._foreach_copy_(self._walking(), self.rehearsed)
-        super().blend()
+def _put_back(optimizer: Optimizer, kept: Moments) -> None:
+    """In place, since a CUDA graph reads and writes the optimizer's own tensors."""
+    for p, moments in list(optimizer.state.items()):
+        if p not in kept:  # made in between, and made again
+            del optimizer.state[p]
+            continue
+        for name, value in kept[p].items():
+            if isinstance(value, Tensor) and isinstance(moments[name], Tensor):
+                moments[name].copy_(value)
+            else:
+                moments[name] = value

@@ -38,5 +38,5 @@ class VREx(Penalised):
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, batch_norm=batch_norm)
 
-    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
-        return vrex(losses, Blocks([1] * len(losses)))  # one mean loss per domain
+    def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
+        return vrex(losses, Blocks([1] * len(losses)))

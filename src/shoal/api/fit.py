@@ -24,17 +24,16 @@ from shoal.losses import BINARY, find_terms
 from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training import predictions as written
-from shoal.training.card import beside
+from shoal.training.callbacks import Point
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
-from shoal.training.history import Point
 from shoal.training.journal import Journal
-from shoal.training.loop import Training
 from shoal.training.metrics import METRICS
 from shoal.training.options import OPTIMIZERS, complete
 from shoal.training.processes import Processes
-from shoal.training.recipes import find_recipe
-from shoal.training.summary import describe, summary
+from shoal.training.recipes import Job, find_recipe
+from shoal.training.setup import Setup
+from shoal.training.summary import describe, model_files, summary
 
 if TYPE_CHECKING:
     import pandas
@@ -72,7 +71,7 @@ class Fit:
     """How well the domains' gradients agreed, where it was tracked."""
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Everything measured, as plain data: what ``record.json`` in a run's folder holds."""
-    _beside: Callable[[], dict[str, bytes]] = field(default=dict, repr=False)
+    _files: Callable[[], dict[str, bytes]] = field(default=dict, repr=False)
     _trained: Trained | None = field(default=None, repr=False)
 
     @property
@@ -146,7 +145,7 @@ class Fit:
         from shoal.trained import Trained
 
         if self._trained is None:
-            self._trained = Trained.in_memory(self.model, self._beside(), self.record)
+            self._trained = Trained.in_memory(self.model, self._files(), self.record)
         return self._trained
 
     def save(self, folder: str | Path) -> Path:
@@ -181,8 +180,8 @@ class Fit:
         return pandas.DataFrame(rows, columns=["step", "selected", "split", "domain", "metric", "value"])
 
     def __getstate__(self) -> dict[str, Any]:
-        made = self._beside()
-        return {**self.__dict__, "_beside": functools.partial(dict, made), "_trained": None}
+        made = self._files()
+        return {**self.__dict__, "_files": functools.partial(dict, made), "_trained": None}
 
     def __repr__(self) -> str:
         scores = self.selected.scores.items()
@@ -263,76 +262,77 @@ def fit(
     if folder is None:
         if resume or full["wandb"] or full["predictions"]:
             raise InputError("resume, wandb and predictions require folder.")
-        return run(Training(algorithm, model, data, full, label))
+        return run(Job(algorithm, model, data, full, label))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
-    started, finished = Processes(full["device"]).told((kept.started, kept.finished))
+    started, finished = Processes(full["device"]).broadcast((kept.started, kept.finished))
     if started and not resume:
         state = "a finished run" if finished else "a run that is not finished"
         raise InputError(
             f"{str(folder)!r} contains {state}; choose another folder, or resume it with resume=True.",
             "folder",
         )
-    training = Training(algorithm, model, data, full, label)
-    config = describe(training)
+    job = Job(algorithm, model, data, full, label)
+    config = describe(job.setup)
     hint = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
-    with Journal(folder, training.processes, wandb=full["wandb"], config=config, resume_hint=hint) as journal:
+    with Journal(
+        folder, job.setup.processes, wandb=full["wandb"], config=config, resume_hint=hint
+    ) as journal:
         journal.begin(config)
-        result = run(training, journal)
+        result = run(job, journal)
         if name := full["predictions"]:
-            journal.hold()
             called = "data" if name is True else str(name)
-            written.write(training, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
-        journal.finish(model.state_dict(), result.record, result._beside)
+            written.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
+        journal.finish(model.state_dict(), result.record, result._files)
     return result
 
 
-def run(training: Training, journal: Journal | None = None) -> Fit:
+def run(job: Job, journal: Journal | None = None) -> Fit:
     """Takes a training to its end and puts the selected weights into the model."""
-    training.run(journal)
-    selected = training.restore_selected()
-    record = RunRecord(config=_config(training), **summary(training)).to_dict()
-    config = journal.begun() if journal and training.processes.main else describe(training, where=False)
-    recipe = getattr(training.model, "recipe", None)
+    selected = job.run(journal)
+    setup = job.setup
+    record = RunRecord(config=_config(setup), **summary(job)).to_dict()
+    main = journal is not None and setup.processes.main
+    config = journal.begun() if main and journal else describe(setup, where=False)
+    recipe = getattr(setup.model, "recipe", None)
     return Fit(
-        model=training.model,
-        algorithm=(training.retraining or training).algorithm,
-        history=training.history,
-        warm_up=training.warm.history if training.warm else [],
+        model=setup.model,
+        algorithm=(job.retraining.setup if job.retraining else setup).algorithm,
+        history=job.trainer.history,
+        warm_up=job.warm.history if job.warm else [],
         selected=selected,
-        rule=training.selected[1],
-        seconds=training.seconds,
-        captured=training.unroll > 0,
-        agreement=list(training.agreement),
+        rule=job.selected[1],
+        seconds=job.seconds,
+        captured=job.trainer.steps.graph is not None,
+        agreement=list(job.trainer.agreement),
         record=record,
-        _beside=functools.partial(beside, training, recipe, record, config),
+        _files=functools.partial(model_files, setup, recipe, record, config),
     )
 
 
-def _config(training: Training) -> RunConfig:
+def _config(setup: Setup) -> RunConfig:
     """What was trained, as far as a run's configuration can say it; ``dataset`` is "python".
 
     Data and models are not part of it: readers tell these runs apart by their folders.
     """
-    optimizer = training.engine.optimizer
+    optimizer = setup.engine.optimizer
     first = optimizer.param_groups[0]
-    lr = training.rates.base if training.rates else first.get("initial_lr", first["lr"])
-    selects = training.selects.name if training.selects else None
-    described = describe(training, where=False)
+    lr = setup.rates.base if setup.rates else first.get("initial_lr", first["lr"])
+    described = describe(setup, where=False)
     names = declared(TrainingOptions)
     given = {name: value for name, value in described["options"].items() if name in names}
-    kind = type(getattr(optimizer, "inner", optimizer))
-    known = [name for name, each in OPTIMIZERS.items() if each is kind]
+    known = [name for name, each in OPTIMIZERS.items() if each is type(optimizer)]
     changes: dict[str, Any] = {"optimizer": known[0] if known else "adam", "lr": float(lr)}
     if not known:
-        changes["optimizer_options"] = {**given["optimizer_options"], "class": kind.__name__}
-    changes |= {"metric": selects if selects in METRICS else None, "select": training.select}
-    changes |= {"domains_per_step": training.sampler.domains_per_step, "eval_every": training.eval_every}
-    if callable(training.options["schedule"]):
+        changes["optimizer_options"] = {**given["optimizer_options"], "class": type(optimizer).__name__}
+    selects = setup.selects.name if setup.selects else None
+    changes |= {"metric": selects if selects in METRICS else None, "select": setup.select}
+    changes |= {"domains_per_step": setup.sampler.domains_per_step, "eval_every": setup.eval_every}
+    if callable(setup.options["schedule"]):
         changes["schedule"] = None
     return RunConfig(
         dataset=PYTHON,
-        algorithm=training.label,
+        algorithm=setup.label,
         data_options={"domains": described["domains"]},
         model=described["model"],
         **{**given, **changes},

@@ -39,11 +39,12 @@ from shoal.training.averaging import average_weights, has_batchnorm
 from shoal.training.card import card
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import Scores, snapshot
-from shoal.training.loop import Training
 from shoal.training.options import complete
 from shoal.training.processes import pick_device
 from shoal.training.progress import Progress
-from shoal.training.world import world
+from shoal.training.setup import Setup
+from shoal.training.stopping import isolated_rng
+from shoal.training.trainer import Trainer
 
 if TYPE_CHECKING:
     import pandas
@@ -189,11 +190,11 @@ def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def _evaluate(
-    runs: Mapping[Path, RunRecord], training: Training, greedy: bool, progress: Progress
+    runs: Mapping[Path, RunRecord], training: Trainer, greedy: bool, progress: Progress
 ) -> tuple[AllScores, list[Path]]:
     """Scores of every run and soup, and the runs in the last, whose weights the model gets."""
     folders, model = list(runs), training.model
-    splits = [split for split in training.splits if split != "train"]
+    splits = [split for split in training.setup.splits if split != "train"]
     if greedy and "validation" not in splits:
         raise InputError("a greedy soup requires a validation split, and these data have none.", "greedy")
     limit: Any = runs[folders[0]].config.eval_limit
@@ -205,14 +206,14 @@ def _evaluate(
             if has_batchnorm(model):
                 training.selection.refresh()
             model.eval()
-            evaluator = training.evaluator_of(splits, limit and dict.fromkeys(splits, limit))
+            evaluator = training.setup.evaluator_of(splits, limit and dict.fromkeys(splits, limit))
             with contextlib.closing(evaluator.loader):
                 return evaluator(model)
 
     def validation(numbers: Sequence[int]) -> Scores:
         return scores_of(GREEDY, [folders[n] for n in numbers], ["validation"])["validation"]
 
-    with world(training.device), contextlib.closing(training.selection):
+    with isolated_rng(training.setup.device), contextlib.closing(training.selection):
         scores = {str(folder): scores_of(str(folder), [folder]) for folder in folders}
         scores[UNIFORM] = scores_of(UNIFORM, folders)
         if not greedy:
@@ -345,7 +346,7 @@ def soup(
         options = complete(steps=1, **same)
         with datasets_in(data_dir):
             data = data_of(config, where) if data is None else data
-            training = Training("erm", network, data, options)  # which evaluates; nothing is trained
+            training = Trainer(Setup("erm", network, data, options))  # which evaluates; nothing is trained
             scores, used = _evaluate(found, training, greedy, Progress("soup", len(found), progress))
         weights = snapshot(network)
     elif any(name.endswith("running_mean") for name in weights):

@@ -72,12 +72,12 @@ class Run(Result):
     def table(self) -> Table:
         """Return a table of each metric and domain; for several seeds, mean ± standard deviation and each
         seed."""
-        from shoal.report.runs import run_table, seeds_table
+        from shoal.report.runs import run_table
 
         contents = [r.to_dict() for r in self.finished]
         if not contents:
             raise InputError("no run finished. " + " ".join(self.problems[:2]))
-        return run_table(contents[0]) if len(self.records) == 1 else seeds_table(contents)
+        return run_table(contents)
 
     def load(self, device: str = "cpu") -> Trained:
         """Load the trained model of the first seed.
@@ -216,7 +216,8 @@ def configuration(
 
     recipe = find_recipe(algorithm)
     if recipe is not None:
-        algorithm, options = recipe.algorithm, recipe.fill(options)
+        named = data if isinstance(data, str) else ""
+        algorithm, options = recipe.algorithm, recipe.fill(options, named)
     algorithm, rate, label = reference(algorithm), "", recipe.name if recipe else ""
     if REFERENCE.fullmatch(algorithm):
         label = display_name(algorithm)

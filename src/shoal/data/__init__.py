@@ -1,20 +1,28 @@
-"""Domains, meta-batches, samplers, loaders and splits; and data of your own."""
+"""Domains, meta-batches, samplers, loaders and splits; and data of your own.
 
-from shoal.data.batch import DomainBatch, DomainData, Examples, InMemory, Task, TensorData
-from shoal.data.domains import Domains
-from shoal.data.loader import MetaBatchLoader, concatenate
-from shoal.data.own import from_arrays, from_dataset, from_hf, from_table
-from shoal.data.sampler import DomainBatchSampler
-from shoal.data.splits import hold_out_domains, hold_out_examples
-from shoal.data.with_domain import WithDomain
+Names are imported when they are first used: the readers of tables, images and text need other libraries.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.data.batch import DomainData, Examples, InMemory, MetaBatch, Task, TensorData
+    from shoal.data.domains import Domains
+    from shoal.data.loader import MetaBatchLoader, concatenate
+    from shoal.data.own import from_arrays, from_dataset, from_hf, from_table
+    from shoal.data.sampler import DomainBatchSampler, WithDomain
+    from shoal.data.splits import hold_out_domains, hold_out_examples
 
 __all__ = [
-    "DomainBatch",
     "DomainBatchSampler",
     "DomainData",
     "Domains",
     "Examples",
     "InMemory",
+    "MetaBatch",
     "MetaBatchLoader",
     "Task",
     "TensorData",
@@ -27,3 +35,22 @@ __all__ = [
     "hold_out_domains",
     "hold_out_examples",
 ]
+MODULES = {
+    "batch": ("DomainData", "Examples", "InMemory", "MetaBatch", "Task", "TensorData"),
+    "domains": ("Domains",),
+    "loader": ("MetaBatchLoader", "concatenate"),
+    "own": ("from_arrays", "from_dataset", "from_hf", "from_table"),
+    "sampler": ("DomainBatchSampler", "WithDomain"),
+    "splits": ("hold_out_domains", "hold_out_examples"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"shoal.data.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

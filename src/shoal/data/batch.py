@@ -1,11 +1,11 @@
-"""What one training step eats, and in-memory examples."""
+"""What one training step eats, what examples are, and what is to be learned from them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -19,90 +19,83 @@ from shoal.tensors import widest as widest
 
 if TYPE_CHECKING:
     from shoal.data.domains import Domains
-
+    from shoal.penalties import Blocks
 
 TASKS = ("classification", "ordinal", "dense", "multilabel", "regression")
 
 
-class DomainBatch(NamedTuple):
-    """A batch of examples from one domain.
+@dataclass(frozen=True, slots=True)
+class MetaBatch:
+    """The data of one step: the examples of S blocks, one block after the other.
 
     Attributes:
         x: inputs: a tensor, or a nested structure (list, tuple, dict) of tensors, with the batch dimension
             first.
-        y: labels.
-        domain: index of the domain in its :class:`~shoal.data.Domains` (a tensor in a captured step), or
-            ``None`` if the batch mixes domains.
-        weight: sample weights w (B,): the loss of the batch is Σ w_i l_i / Σ w_i.
-        normalizer: divisor used instead of Σ w_i, if the batch is a part of a larger batch.
+        y: labels (B, …).
+        domain: number of the domain of each example in its :class:`~shoal.data.Domains`, (B,); where blocks
+            mix domains, the number of the block.
+        sizes: number of examples of each block.
+        weight: sample weights w (B,): the loss of a block is Σ w_i l_i / Σ w_i.
     """
 
     x: Any
     y: Tensor
-    domain: int | Tensor | None
+    domain: Tensor
+    sizes: tuple[int, ...]
     weight: Tensor | None = None
-    normalizer: Tensor | None = None
 
+    def __len__(self) -> int:
+        return len(self.y)
 
-def pool(batches: Sequence[DomainBatch]) -> DomainBatch:
-    """All examples of a meta-batch as one batch.
+    @property
+    def ids(self) -> Tensor:
+        """The domain of each block, (S,)."""
+        if len(set(self.sizes)) == 1:
+            return self.domain[:: self.sizes[0]]
+        starts = accumulate(self.sizes[:-1], initial=0)
+        return torch.stack([self.domain[start] for start in starts])
 
-    Sequences of different lengths are padded with zeros to the longest: in a mapping with an
-    ``attention_mask`` (B, L), everything in it that is (B, L, …). The mask is 0 there too, and the model must
-    leave out what it masks.
-    """
-    if len(batches) == 1:
-        return batches[0]
-    x, y = _concatenate([b.x for b in batches]), torch.cat([b.y for b in batches])
-    weights = [b.weight for b in batches if b.weight is not None]
-    return DomainBatch(x, y, None, torch.cat(weights) if weights else None)
+    @property
+    def blocks(self) -> Blocks:
+        """The domains as the functions of :mod:`shoal.penalties` take them without waiting for the GPU."""
+        from shoal.penalties import Blocks
 
+        return Blocks(self.sizes, self.ids)
 
-def _concatenate(parts: Sequence[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, Tensor):
-        if any(part.shape[1:] != first.shape[1:] for part in parts):
-            raise InputError(
-                f"batches of examples {', '.join(str(tuple(part.shape[1:])) for part in parts)} cannot be "
-                "pooled; sequences need an attention_mask in the same mapping, other inputs must have "
-                "equal shapes."
-            )
-        return torch.cat(list(parts))
-    if isinstance(first, Mapping):
-        if "attention_mask" in first:
-            parts = _equally_long(parts)
-        return type(first)({k: _concatenate([p[k] for p in parts]) for k in first})  # type: ignore[call-arg]
-    joined = [_concatenate(list(items)) for items in zip(*parts, strict=True)]
-    return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All its tensors."""
+        return list(tensors_in((self.x, self.y, self.domain, self.weight)))
 
+    def rows(self, rows: slice | Tensor, sizes: tuple[int, ...]) -> MetaBatch:
+        """These examples as a batch of blocks of these sizes."""
+        weight = None if self.weight is None else self.weight[rows]
+        return MetaBatch(cut(self.x, rows), self.y[rows], self.domain[rows], sizes, weight)
 
-def _equally_long(parts: Sequence[Any]) -> Sequence[Any]:
-    """Mappings whose sequences are padded at their ends to the longest; the others as they are."""
-    lengths = [part["attention_mask"].shape[1] for part in parts]
-    if min(lengths) == (longest := max(lengths)):
-        return parts
+    def split(self) -> list[MetaBatch]:
+        """One batch per block."""
+        if len(self.sizes) == 1:
+            return [self]
+        ends = list(accumulate(self.sizes))
+        return [self.rows(slice(end - n, end), (n,)) for end, n in zip(ends, self.sizes, strict=True)]
 
-    def is_sequence(value: Any, length: int) -> bool:
-        return isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == length
+    def merged(self) -> MetaBatch:
+        """The same examples as one block."""
+        return self if len(self.sizes) == 1 else replace(self, sizes=(len(self),))
 
-    def padded(values: Tensor) -> Tensor:
-        lacking = values.new_zeros(len(values), longest - values.shape[1], *values.shape[2:])
-        return torch.cat([values, lacking], dim=1)
-
-    each = list(zip(parts, lengths, strict=True))
-    sequences = {name for name in parts[0] if all(is_sequence(part[name], n) for part, n in each)}
-    return [type(p)({k: padded(v) if k in sequences else v for k, v in p.items()}) for p in parts]
-
-
-def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
-    """A batch cut into ``count`` nearly equal ones, in order (fewer where it has fewer examples)."""
-    size = len(batch.y)
-    ends = [round(i * size / count) for i in range(count + 1)]
-    spans = [slice(a, b) for a, b in itertools.pairwise(ends) if a < b]
-    return [
-        batch._replace(x=cut(batch.x, s), y=batch.y[s], weight=cut(batch.weight, s), normalizer=None)
-        for s in spans
-    ]
+    def pieces(self, count: int) -> list[MetaBatch]:
+        """``count`` batches with consecutive examples of every block, nearly equally many in each."""
+        if count == 1:
+            return [self]
+        ends = list(accumulate(self.sizes))
+        found = []
+        for i in range(count):
+            spans = [(round(i * n / count), round((i + 1) * n / count)) for n in self.sizes]
+            at = zip(ends, self.sizes, spans, strict=True)
+            rows = [torch.arange(end - n + a, end - n + b) for end, n, (a, b) in at]
+            sizes = tuple(b - a for a, b in spans)
+            found.append(self.rows(torch.cat(rows).to(self.y.device), sizes))
+        return found
 
 
 def leaves(x: Any) -> Iterator[Any]:
@@ -119,9 +112,11 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
     return (part for part in leaves(x) if isinstance(part, Tensor))
 
 
-def cut(x: Any, span: slice) -> Any:
-    """These examples of a nest; what has no batch, such as a scalar, stays as it is."""
-    return map_nest(lambda part: part[span] if isinstance(part, Tensor) and part.ndim else part, x)
+def cut(x: Any, rows: slice | Tensor) -> Any:
+    """These examples of a nest; what has no batch dimension, such as a scalar, stays as it is."""
+    if isinstance(x, Tensor):
+        return x[rows] if x.ndim else x
+    return map_nest(lambda part: part[rows] if isinstance(part, Tensor) and part.ndim else part, x)
 
 
 @dataclass(frozen=True)
@@ -164,8 +159,7 @@ class Examples(Dataset[Any]):
     """A dataset of examples, each ``(x, y)`` or ``(x, y, weight)``, that declares what else it can do.
 
     Any :class:`torch.utils.data.Dataset` with ``__len__`` and ``__getitem__`` can be trained on. One that can
-    do more derives from this class, or from :class:`InMemory`, and overrides what it can; nothing is
-    concluded from the names of a dataset's attributes. ::
+    do more derives from this class, or from :class:`InMemory`, and overrides what it can. ::
 
         class Photos(Examples):
             def evaluation(self):
@@ -336,7 +330,6 @@ class DomainData:
     class_names: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = field(default_factory=dict)
     kind: str | None = None
-    """One of :data:`TASKS`, where it is not what ``classes`` says."""
     entities: NDArray[Any] | None = None
 
     @property

@@ -1,24 +1,22 @@
-"""From a dataset and a sampler to meta-batches, one list of S domain batches a step."""
+"""From a dataset and a sampler to meta-batches, one a step."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
-from shoal.data.batch import DomainBatch, InMemory, TensorData, collate_of, finished, tensors_in
+from shoal.data.batch import InMemory, MetaBatch, TensorData, collate_of, finished
 from shoal.data.domains import Domains
-from shoal.data.sampler import DomainBatchSampler, key, planned
+from shoal.data.sampler import BLOCK, key, planned
 from shoal.errors import InputError, shown
 from shoal.settings import checked
 
@@ -40,7 +38,7 @@ def to_device(x: Any, device: torch.device | str | None) -> Any:
 
 
 class MetaBatchLoader:
-    """Load the batches that a :class:`DomainBatchSampler` plans, as lists of :class:`DomainBatch` per step.
+    """Load the batches that a :class:`DomainBatchSampler` plans, one :class:`MetaBatch` per step.
 
     Examples that are :class:`~shoal.data.InMemory`, such as :class:`TensorData`, are gathered on their
     device. Other datasets are read by worker processes. The random numbers of a transform (from torch, numpy
@@ -57,14 +55,14 @@ class MetaBatchLoader:
         device: device of the batches.
         start: first step.
         stop: step after the last.
-        share: ``(i, n)`` for part i of n of *each* batch: every n-th example of it.
+        share: ``(i, n)`` for part i of n of *each* block: every n-th example of it.
         enter: function that is applied to the inputs of a batch on the device.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        sampler: DomainBatchSampler,
+        sampler: Any,
         *,
         workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -95,7 +93,7 @@ class MetaBatchLoader:
             num_workers=workers,
             # Of its own: a loader that begins draws a number, which must not be one of the training's.
             generator=torch.Generator(),
-            worker_init_fn=_leave_signals_to_parent,
+            worker_init_fn=_apart_from_signals,
             persistent_workers=workers > 0,
             pin_memory=device is not None and torch.device(device).type == "cuda",
         )
@@ -105,156 +103,139 @@ class MetaBatchLoader:
 
     def close(self) -> None:
         """Stop the worker processes; iterating again starts new ones."""
-        if self._loader is None or self._loader._iterator is None:
-            return
-        # Left to the garbage collector, they live on until it runs, and may then not be told to end.
-        iterator: Any = self._loader._iterator
-        self._loader._iterator = None
-        iterator._shutdown_workers()
+        iterator: Any = None if self._loader is None else self._loader._iterator
+        if self._loader is not None and iterator is not None:
+            self._loader._iterator = None
+            iterator._shutdown_workers()
 
-    def __iter__(self) -> Iterator[list[DomainBatch]]:
-        return self._gathered() if self._loader is None else self._grouped(self._loader)
+    def __iter__(self) -> Iterator[MetaBatch]:
+        if self._loader is None:
+            return self._gathered()
+        cuda = self.device is not None and torch.device(self.device).type == "cuda"
+        return self._copied_ahead(self._loader) if cuda else map(self._batch, self._loader)
 
-    def _gathered(self) -> Iterator[list[DomainBatch]]:
+    def _gathered(self) -> Iterator[MetaBatch]:
         dataset: Any = self.dataset
         first, every = self.share
-        for domains, indices in planned(self.sampler, self.start, self.stop):
-            rows = torch.from_numpy(indices[:, first::every]).to(dataset.device, non_blocking=True)
-            yield [self._batch(dataset.batch(row), d) for row, d in zip(rows, domains, strict=True)]
+        for start in range(self.start, self.stop, BLOCK):
+            numbers, indices = self.sampler.plans(start, min(start + BLOCK, self.stop))
+            if not isinstance(indices, np.ndarray):  # steps of different sizes
+                numbers = [None] * len(indices) if numbers is None else numbers
+                for d, rows in zip(numbers, indices, strict=True):
+                    request = _Loaded(dataset.batch(_tensor(rows[:, first::every], dataset)), d, len(rows))
+                    yield self._batch(request)
+                continue
+            indices = indices[:, :, first::every]
+            steps, slots, size = indices.shape
+            blocks = np.broadcast_to(np.arange(slots), (steps, slots)) if numbers is None else numbers
+            domain = _tensor(np.repeat(blocks, size, axis=1), dataset, steps)
+            sizes = (size,) * slots
+            for rows, d in zip(_tensor(indices, dataset, steps).unbind(), domain.unbind(), strict=True):
+                x, y, *weight = dataset.batch(rows)
+                yield MetaBatch(self._entered(x), y, d, sizes, *weight)
 
-    def _grouped(self, loader: DataLoader[Any]) -> Iterator[list[DomainBatch]]:
-        meta_batch = []
-        cuda = self.device is not None and torch.device(self.device).type == "cuda"
-        items = _plainly(loader)
-        for batch in self._copied_ahead(items) if cuda else (self._batch(pair, d) for d, pair in items):
-            meta_batch.append(batch)
-            if len(meta_batch) == self.sampler.domains_per_step:
-                yield meta_batch
-                meta_batch = []
+    def _copied_ahead(self, loader: Iterable[_Loaded]) -> Iterator[MetaBatch]:
+        """Batches on the device, the next one being copied on a stream of its own."""
+        copying = torch.cuda.Stream(self.device)
+        ready: MetaBatch | None = None
+        for loaded in loader:
+            with torch.cuda.stream(copying):
+                following = self._batch(loaded)
+            if ready is not None:
+                yield ready
+            now = torch.cuda.current_stream(self.device)
+            now.wait_stream(copying)
+            for tensor in following.tensors:  # made on the other stream: not to be given away too early
+                tensor.record_stream(now)
+            ready = following
+        if ready is not None:
+            yield ready
 
-    def _copied_ahead(self, loader: Iterable[Any]) -> Iterator[DomainBatch]:
-        """Batches on the device, the next one on its way there on a stream of its own."""
-        aside = torch.cuda.Stream(self.device)
-        ahead: DomainBatch | None = None
-        for domain, pair in loader:
-            with torch.cuda.stream(aside):
-                coming = self._batch(pair, domain)
-            if ahead is not None:
-                yield ahead
-            torch.cuda.current_stream(self.device).wait_stream(aside)
-            for tensor in tensors_in(
-                (coming.x, coming.y, coming.weight)
-            ):  # filled on another stream: not to be given away
-                tensor.record_stream(torch.cuda.current_stream(self.device))
-            ahead = coming
-        if ahead is not None:
-            yield ahead
+    def _batch(self, loaded: _Loaded) -> MetaBatch:
+        if isinstance(loaded.parts, InputError):
+            raise loaded.parts
+        x, y, *weight = to_device(loaded.parts, self.device)
+        size = len(y) // loaded.slots
+        blocks = np.arange(loaded.slots) if loaded.numbers is None else loaded.numbers
+        domain = torch.from_numpy(np.repeat(blocks, size)).to(y.device, non_blocking=True)
+        return MetaBatch(self._entered(x), y, domain, (size,) * loaded.slots, *weight)
 
-    def _batch(self, pair: Any, domain: int | None) -> DomainBatch:
-        x, y, *weight = to_device(pair, self.device)
+    def _entered(self, x: Any) -> Any:
         x = finished(self.dataset, x)
-        if self.enter is not None:
-            x = self.enter(x)
-        return DomainBatch(x, y, domain, *weight)
+        return x if self.enter is None else self.enter(x)
 
 
-Request = tuple[int, int | None, list[int], tuple[int, int]]
-"""A key, the domain, the examples, and which share of the batch they are."""
+def _tensor(rows: NDArray[Any], dataset: InMemory, steps: int | None = None) -> Tensor:
+    flat = np.ascontiguousarray(rows.reshape(-1) if steps is None else rows.reshape(steps, -1))
+    return torch.from_numpy(flat).to(dataset.device, non_blocking=True)
+
+
+class _Request(NamedTuple):
+    """One step: a key for each block, their domains, the examples, and which share of each block they are."""
+
+    seeds: list[int]
+    numbers: NDArray[np.int64] | None
+    rows: list[list[int]]
+    share: tuple[int, int]
+
+
+class _Loaded(NamedTuple):
+    """The answer: x, y and perhaps weights, or what is wrong with the data."""
+
+    parts: Any
+    numbers: NDArray[np.int64] | None
+    slots: int
 
 
 class _Requests:
-    """The flat sequence of batches as requests, made lazily in the main process."""
+    """The steps as requests, made lazily in the main process."""
 
-    def __init__(
-        self, sampler: DomainBatchSampler, start: int, stop: int, share: tuple[int, int] = (0, 1)
-    ) -> None:
+    def __init__(self, sampler: Any, start: int, stop: int, share: tuple[int, int]) -> None:
         self.sampler, self.start, self.stop, self.share = sampler, start, stop, share
 
     def __len__(self) -> int:
-        return (self.stop - self.start) * self.sampler.domains_per_step
+        return self.stop - self.start
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[_Request]:
         first, every = self.share
-        steps = planned(self.sampler, self.start, self.stop)
-        for step, (domains, rows) in enumerate(steps, self.start):
+        for step, (numbers, rows) in enumerate(planned(self.sampler, self.start, self.stop), self.start):
             seeds = key(self.sampler.seed, ITEMS, step, np.arange(len(rows))).tolist()
-            for seed, domain, indices in zip(seeds, domains, rows, strict=True):
-                yield seed, domain, indices[first::every].tolist(), self.share
+            yield _Request(seeds, numbers, rows[:, first::every].tolist(), self.share)
 
 
 class _Items(Dataset[Any]):
-    """Answers such a request with ``(domain, items)``, under random numbers that the request determines."""
+    """Answers a request with its items, under random numbers that the request determines."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, request: Request) -> tuple[int | None, list[Any]]:
-        seed, domain, indices, (first, every) = request
-        with seeded(seed + first):
-            if callable(getattr(self.dataset, "__getitems__", None)):
-                try:
-                    return domain, self.dataset.__getitems__(indices)
-                except Exception as error:
-                    raise RuntimeError(f"examples {indices}: {type(error).__name__}: {error}") from error
-            return domain, [self._item(i, seed + first + every * n) for n, i in enumerate(indices)]
-
-    def _item(self, index: int, seed: int) -> Any:
-        seed_all(seed)
+    def __getitems__(self, request: _Request) -> tuple[_Request, Any]:
+        items: list[Any] = []
         try:
-            return self.dataset[index]
+            with seeded(0):
+                for seed, rows in zip(request.seeds, request.rows, strict=True):
+                    items += self._block(seed + request.share[0], rows, request.share[1])
+        except InputError as error:  # told by the main process, which has no traceback of a worker around it
+            return request, error
+        return request, items
+
+    def _block(self, seed: int, rows: list[int], every: int) -> list[Any]:
+        several = getattr(self.dataset, "__getitems__", None)
+        try:
+            if callable(several):
+                seed_all(seed)
+                return list(several(rows))
+            items = []
+            for n, index in enumerate(rows):
+                seed_all(seed + every * n)
+                rows = [index]  # for the message
+                items.append(self.dataset[index])
+            return items
         except InputError:
             raise
         except Exception as error:
-            raise RuntimeError(f"example {index}: {type(error).__name__}: {error}") from error
-
-
-def _plainly(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What is wrong with the input, without the words that a worker process puts around it."""
-    try:
-        with _signals_held_back() if loader.num_workers else nullcontext():
-            items = iter(loader)  # starts the workers
-        yield from items
-    except InputError as error:
-        raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from None
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Workers forked in this block block SIGINT and SIGTERM until they have said how they take them.
-
-    Those sent to this process meanwhile come at the end of the block. A server that forks workers would keep
-    it for all that it ever starts, so it does without.
-    """
-    if not hasattr(signal, "sigtimedwait") or multiprocessing.get_start_method() != "fork":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _leave_signals_to_parent(worker: int) -> None:
-    """One to the whole group (Ctrl-C, a cluster's SIGTERM) leaves the parent its workers to end a step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None and hasattr(signal, "sigtimedwait"):  # not on macOS and Windows
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Thread(target=_end_with_parent, args=(parent, os.getppid()), daemon=True).start()
-
-
-def _end_with_parent(parent: Any, above: int) -> None:
-    """Ends this worker when the parent says so, or is no more.
-
-    The process above is the parent if workers are forked from it, else the server that forks them.
-    """
-    while True:
-        info = signal.sigtimedwait([signal.SIGTERM], 2.0)
-        if info is not None and info.si_pid == parent.pid:
-            os._exit(0)
-        if os.getppid() != above or not parent.is_alive():
-            os._exit(1)
+            which = f"example {rows[0]}" if len(rows) == 1 else f"examples {rows}"
+            raise RuntimeError(f"{which}: {type(error).__name__}: {error}") from error
 
 
 class _Collate:
@@ -263,23 +244,28 @@ class _Collate:
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, answer: tuple[int | None, list[Any]]) -> tuple[int | None, Any]:
-        domain, items = answer
-        pair = self.collate(items)
-        several = isinstance(pair, (list, tuple))
-        if several and len(pair) == 3 and _is_weight(pair[2]):
-            return domain, pair
-        if not several or len(pair) != 2:
-            got = f"{len(pair)} parts" if several else type(pair).__name__
-            raise InputError(
+    def __call__(self, answer: tuple[_Request, Any]) -> _Loaded:
+        request, items = answer
+        parts: Any = items if isinstance(items, InputError) else self.collate(items)
+        several = isinstance(parts, (list, tuple))
+        weighted = several and len(parts) == 3 and _is_weight(parts[2])
+        if not isinstance(parts, InputError) and not (weighted or (several and len(parts) == 2)):
+            got = f"{len(parts)} parts" if several else type(parts).__name__
+            parts = InputError(
                 f"an item of the dataset must be a pair (x, y), but there came {got}; a third part is a "
                 "sample weight, one floating number."
             )
-        return domain, pair
+        return _Loaded(parts, request.numbers, len(request.rows))
 
 
 def _is_weight(values: Any) -> bool:
     return isinstance(values, Tensor) and values.ndim == 1 and values.is_floating_point()
+
+
+def _apart_from_signals(worker: int) -> None:
+    """Ctrl-C and signals to the whole group leave the main process its workers to end a step with."""
+    if hasattr(os, "setsid"):
+        os.setsid()
 
 
 def seed_all(seed: int, device: torch.device | None = None) -> None:
@@ -337,26 +323,24 @@ def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
         if all(getattr(part, "collate", None) for part in parts.values()):
             joined.collate = next(iter(parts.values())).collate
         return joined, domains
-    (first, one), *others = parts.items()
-    if not others:
-        return one, domains
-    for what in ("x", "y"):
-        a = getattr(one, what)
-        for name, other in others:
-            b = getattr(other, what)
+    first, tensors = next(iter(parts)), list(parts.values())
+    for name, part in parts.items():
+        for what in ("x", "y"):
+            a, b = getattr(parts[first], what), getattr(part, what)
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 raise InputError(
                     f"{what} of an example is {tuple(a.shape[1:])} {a.dtype} in domain {first!r} but "
                     f"{tuple(b.shape[1:])} {b.dtype} in domain {name!r}; they must have the same shape "
                     "and type."
                 )
-    tensors: Sequence[TensorData] = list(parts.values())
     weights = [t.weight for t in tensors if t.weight is not None]
     if weights and len(weights) < len(tensors):
         without = next(name for name, part in parts.items() if part.weight is None)
         raise InputError(
             f"domain {without!r} has no sample weights, but other domains have; all or none must have them."
         )
+    if len(tensors) == 1:
+        return tensors[0], domains
     weight = torch.cat(weights) if weights else None
     return TensorData(torch.cat([t.x for t in tensors]), torch.cat([t.y for t in tensors]), weight), domains
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from shoal.data.domains import Domains
 from shoal.errors import InputError
@@ -178,7 +178,7 @@ class DomainBatchSampler(Sampler[list[int]]):
             self._pool = None
         self.steps = steps
         self._next, self._batch = 0, 0
-        self._told = False  # by set_step, where to start
+        self._step_is_set = False  # by set_step
 
     @property
     def batches_per_step(self) -> int:
@@ -214,10 +214,11 @@ class DomainBatchSampler(Sampler[list[int]]):
         Returns:
             For each batch, the index of the domain (``None`` if mixed) and B example indices.
         """
-        domains, indices = self.plans(step, step + 1)
-        return list(zip(domains[0], indices[0], strict=True))
+        numbers, indices = self.plans(step, step + 1)
+        domains = [None] * len(indices[0]) if numbers is None else numbers[0].tolist()
+        return list(zip(domains, indices[0], strict=True))
 
-    def plans(self, start: int, stop: int) -> tuple[list[list[int | None]], NDArray[np.int64]]:
+    def plans(self, start: int, stop: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
         """Return the batches of steps ``start`` to ``stop`` − 1, which costs little more than one step.
 
         Args:
@@ -225,37 +226,33 @@ class DomainBatchSampler(Sampler[list[int]]):
             stop: step after the last.
 
         Returns:
-            The domains of each step, and example indices (steps, S, B).
+            The domains (steps, S), or ``None`` if batches mix domains; and example indices (steps, S, B).
         """
         slots, size, count = self.domains_per_step, self.batch_size, stop - start
         steps = np.arange(start, stop)
-        numbers: list[list[int | None]] = [[None] * slots for _ in steps]
+        positions = np.arange(start * slots * size, stop * slots * size)
+        numbers = None
         if self.draw == "pooled":
             assert self._pool is not None
-            positions = np.arange(start * slots * size, stop * slots * size)
             passes, element = np.divmod(positions, len(self._pool))
             drawn = self._pool[permute(key(self.seed, POOLED, passes), len(self._pool), element)]
         elif self.draw == "balanced":
-            positions = np.arange(start * slots * size, stop * slots * size)
             visit, place = np.divmod(positions, len(self.domains))
             d = permute(key(self.seed, DEAL, visit), len(self.domains), place)
-            drawn = self._take(d, visit, 1, steps)
+            drawn = self._examples(d, visit, 1, steps)
         elif self.draw == "one-domain":
-            d, visit = self._deal(steps, 1)
-            drawn = self._take(d, visit, slots * size, steps)
-            numbers = np.repeat(d, slots, axis=1).tolist()
+            d, visit = self._domains(steps, 1)
+            drawn, numbers = self._examples(d, visit, slots * size, steps), np.repeat(d, slots, axis=1)
         else:
-            d, visit = self._deal(steps, slots)
-            drawn = self._take(d, visit, size, steps)
+            d, visit = self._domains(steps, slots)
+            drawn, numbers = self._examples(d, visit, size, steps), d
             if self.draw == "regrouped":
                 words = key(self.seed, REGROUP, steps)[:, None]
                 order = permute(words, slots * size, np.arange(slots * size)[None])
-                drawn = np.take_along_axis(drawn.reshape(count, -1), order, axis=1)
-            else:
-                numbers = d.tolist()
+                drawn, numbers = np.take_along_axis(drawn.reshape(count, -1), order, axis=1), None
         return numbers, drawn.astype(np.int64).reshape(count, slots, size)
 
-    def _deal(self, steps: NDArray[Any], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _domains(self, steps: NDArray[Any], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The domains of each step and, for each, how many times it was dealt before; a row a step.
 
         Deals are numbered k·slots, k·slots + 1, …; deal p is element p mod T of a permutation that is kept
@@ -275,7 +272,7 @@ class DomainBatchSampler(Sampler[list[int]]):
         order = permute(key(self.seed, ORDER, steps)[:, None], slots, places)
         return np.take_along_axis(d, order, axis=1), np.take_along_axis(deals // count, order, axis=1)
 
-    def _take(self, d: NDArray[Any], visit: NDArray[Any], size: int, steps: NDArray[Any]) -> NDArray[Any]:
+    def _examples(self, d: NDArray[Any], visit: NDArray[Any], size: int, steps: NDArray[Any]) -> NDArray[Any]:
         """The example indices (steps, slots, size) of each domain's ``visit``."""
         offsets = self.domains.offsets
         start, n = offsets[d][..., None], (offsets[d + 1] - offsets[d])[..., None]
@@ -285,8 +282,8 @@ class DomainBatchSampler(Sampler[list[int]]):
         else:
             passes, element = np.divmod(visit[..., None] * size + np.arange(size), n)
             words = key(self.seed, EXAMPLES, d[..., None], passes)
-        taken: NDArray[Any] = self.domains.indices[start + permute(words, n, element)]
-        return taken
+        found: NDArray[Any] = self.domains.indices[start + permute(words, n, element)]
+        return found
 
     @checked
     def set_step(self, step: Position, batch: Position = 0) -> None:
@@ -300,7 +297,7 @@ class DomainBatchSampler(Sampler[list[int]]):
         """
         if batch >= (count := self.batches_per_step):
             raise InputError(f"batch={batch} must be less than {count}, the number of batches per step.")
-        self._next, self._batch, self._told = step, batch, True
+        self._next, self._batch, self._step_is_set = step, batch, True
 
     @checked
     def set_epoch(self, epoch: Position) -> None:
@@ -311,21 +308,21 @@ class DomainBatchSampler(Sampler[list[int]]):
         """
         if self._next // self.steps == epoch:
             return
-        if self._told:
-            asked = f"set_step({self._next}) is in epoch {self._next // self.steps}"
+        if self._step_is_set:
             raise InputError(
-                f"{asked} of {self.steps} steps, but the trainer starts epoch {epoch}; "
-                "let the trainer set where to resume, or set steps to the whole training."
+                f"set_step({self._next}) is in epoch {self._next // self.steps} of {self.steps} steps, but "
+                f"the trainer starts epoch {epoch}; let the trainer set where to resume, or set steps to the "
+                "whole training."
             )
         self._next, self._batch = epoch * self.steps, 0
 
     def __iter__(self) -> Iterator[list[int]]:
         first, skipped = self._next, self._batch
-        self._next, self._batch, self._told = (first // self.steps + 1) * self.steps, 0, False
-        mine, every = self.share
+        self._next, self._batch, self._step_is_set = (first // self.steps + 1) * self.steps, 0, False
+        index, every = self.share
         steps = (rows for _, rows in planned(self, first, self._next))  # each (S, B)
         batches = (batch for rows in steps for batch in np.split(rows, self.batches_per_step))
-        parts = (batch[:, mine::every] for batch in islice(batches, skipped, None))
+        parts = (batch[:, index::every] for batch in islice(batches, skipped, None))
         return (piece.ravel().tolist() for part in parts for piece in np.split(part, self.pieces, axis=1))
 
     def __len__(self) -> int:
@@ -333,15 +330,15 @@ class DomainBatchSampler(Sampler[list[int]]):
 
 
 BLOCK = 64
-"""Steps planned at once."""
+"""Steps that are planned in one call."""
 
 
-def planned(
-    sampler: DomainBatchSampler, start: int, stop: int
-) -> Iterator[tuple[list[int | None], NDArray[np.int64]]]:
-    """The domains and the indices (S, B) of each step, planned in blocks."""
+def planned(sampler: Any, start: int, stop: int) -> Iterator[tuple[NDArray[np.int64] | None, Any]]:
+    """The domains (S,), or ``None``, and the indices (S, B) of each step, planned in blocks."""
     for first in range(start, stop, BLOCK):
-        yield from zip(*sampler.plans(first, min(first + BLOCK, stop)), strict=True)
+        numbers, indices = sampler.plans(first, min(first + BLOCK, stop))
+        for n, rows in enumerate(indices):
+            yield None if numbers is None else numbers[n], rows
 
 
 def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
@@ -350,3 +347,61 @@ def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
             f"share={tuple(share)}; it must be (process, processes), counted from 0, such as (0, 2)."
         )
     return share[0], share[1]
+
+
+class WithDomain(Dataset[Any]):
+    """Adds the domain index to each item of ``dataset``: ``(x, y)`` becomes ``(x, y, domain)``.
+
+    A mapping gets the key ``"domain"``. Domains are numbered from 0 in the order of ``domains.names``: the
+    sorted order of the labels. For example, a mixed batch for the functions of :mod:`shoal.penalties`:
+
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> import torch
+    >>> from shoal.data import DomainBatchSampler
+    >>> patients = TensorDataset(torch.randn(6, 4), torch.tensor([0, 1, 1, 0, 1, 0]))
+    >>> data = WithDomain(patients, ["oslo", "oslo", "lima", "lima", "oslo", "lima"])
+    >>> sampler = DomainBatchSampler(data.domains, batch_size=2, mixed=True)
+    >>> x, y, domain = next(iter(DataLoader(data, batch_sampler=sampler)))
+    >>> x.shape, domain.bincount()
+    (torch.Size([4, 4]), tensor([2, 2]))
+
+    Args:
+        dataset: a map-style dataset whose items are tuples or lists ``(x, y)``, or mappings.
+        domains: one label (integer or string) for each example, or a :class:`Domains` in which each example
+            is in one domain.
+    """
+
+    domains: Domains
+
+    def __init__(self, dataset: Any, domains: Domains | Any) -> None:
+        self.dataset = dataset
+        self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
+        if not np.array_equal(np.sort(self.domains.indices), np.arange(len(dataset))):
+            raise InputError(
+                f"domains hold {len(self.domains.indices)} entries and the dataset {len(dataset)} examples; "
+                "each example must be in one domain."
+            )
+        self._numbers = np.empty(len(dataset), dtype=np.int64)
+        self._numbers[self.domains.indices] = np.repeat(np.arange(len(self.domains)), self.domains.sizes)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._with_domain(self.dataset[index], index)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several items at once, which is faster with Hugging Face datasets; called by ``DataLoader``."""
+        several = getattr(self.dataset, "__getitems__", None)
+        items = several(indices) if several else [self.dataset[i] for i in indices]
+        return [self._with_domain(item, i) for item, i in zip(items, indices, strict=True)]
+
+    def _with_domain(self, item: Any, index: int) -> Any:
+        domain = int(self._numbers[index])
+        if isinstance(item, Mapping):
+            return {**item, "domain": domain}
+        if isinstance(item, (tuple, list)):
+            return (*item, domain)
+        raise InputError(
+            f"item {index} of the dataset is a {type(item).__name__}; it must be a tuple (x, y) or a mapping."
+        )

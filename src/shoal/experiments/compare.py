@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal import datasets as sets
 from shoal.algorithms import display_name, split_draw
-from shoal.data import sets
 from shoal.data.batch import DomainData, known_labels
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines, selection
@@ -220,7 +220,8 @@ class LeaveDomainsOut:
             start, draw=draw or start.draw, label=display_name(row), select=start.select or "best"
         )
         if (recipe := find_recipe(algorithm)) is not None:
-            options = {"patience": None, **recipe.fill({name: getattr(start, name) for name in self.given})}
+            given = {name: getattr(start, name) for name in self.given}
+            options = {"patience": None, **recipe.fill(given, start.dataset)}
             start, algorithm = with_model_options(recipe, replace(start, **options)), recipe.algorithm
         return trials(replace(start, algorithm=algorithm), self.search)
 
@@ -267,9 +268,9 @@ def for_seed(base: RunConfig, seed: int) -> RunConfig:
 
 def _checked(config: RunConfig, device: str | None) -> tuple[DomainData, str]:
     """The data of a run, and why it cannot be trained, if it cannot."""
-    training = prepare(config, device)
-    alone = training.task.domains < 2 and training.algorithm.compares_domains
-    return training.data, "needs two training domains" * alone
+    setup = prepare(config, device).setup
+    alone = setup.task.domains < setup.algorithm.min_domains
+    return setup.data, "needs two training domains" * alone
 
 
 def _unknown_labels(data: DomainData, fold: str) -> list[str]:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal import datasets as sets
 from shoal import models
 from shoal.algorithms import REFERENCE, algorithm_class, check_settings, registry
-from shoal.data import sets
 from shoal.data.batch import DomainData, InMemory
-from shoal.data.folders import VARIABLE
+from shoal.data.download import VARIABLE
 from shoal.data.images import ImageFiles
 from shoal.data.splits import hold_out_examples
 from shoal.errors import InputError, check_names, unknown_name
@@ -35,18 +35,16 @@ from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training import predictions
-from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
-from shoal.training.loop import Training
 from shoal.training.options import complete
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
-from shoal.training.recipes import recipes
+from shoal.training.recipes import Job, recipes
+from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged, Signals
-from shoal.training.summary import summary, surroundings
-from shoal.training.world import world
+from shoal.training.summary import model_files, summary, surroundings
 
 Report = Callable[[int, str], None]
 """Called with the step and a note on progress."""
@@ -92,7 +90,7 @@ def prepare(
     progress: Report | bool = False,
     options: Mapping[str, Any] | None = None,
     resumed: bool = False,
-) -> Training:
+) -> Job:
     """The training that a configuration describes, checked and ready.
 
     ``options`` are those of :data:`EXECUTION`. A run that is ``resumed`` will get its weights from a
@@ -117,14 +115,16 @@ def prepare(
         data = _finished_on_device(config, data, where)
     chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
     whole = complete(**{**chosen, "device": device, "progress": progress, **(options or {})})
-    return Training(config.algorithm, model, data, whole, label=config.name)
+    return Job(config.algorithm, model, data, whole, label=config.name)
 
 
 def _finished_on_device(config: RunConfig, data: DomainData, device: torch.device) -> DomainData:
     """``data`` with images that are normalised and recoloured on the device, if they are to be."""
     if not isinstance(data.examples, ImageFiles):
         return data
-    usual = "device" if device.type == "cuda" and config.memory_format == "auto" else "cpu"
+    pretrained = config.weights or models.names_weights(config.model or data.model)
+    fast = device.type == "cuda" and pretrained and config.memory_format != "contiguous"
+    usual = "device" if fast else "cpu"
     on_device = (data.examples.augment_on or usual) == "device"
     return replace(data, examples=data.examples.on_device()) if on_device else data
 
@@ -147,6 +147,7 @@ def start_from(model: nn.Module, path: str) -> None:
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
     if isinstance(features := getattr(model, "features", None), Backbone):
         features.has_weights()
+        model.weights = Path(path).name  # type: ignore[assignment]
 
 
 def run(
@@ -179,69 +180,64 @@ def run(
     if baselines.is_one(config):
         return baselines.train(config, folder) if folder is not None and weights else baselines.run(config)
     if folder is None:
-        training = prepare(config, device, progress, options)
-        with Signals(watch=False) as signals, world(training.device, training.options["deterministic"]):
-            return _train(config, training, None, signals)
+        return _train(config, prepare(config, device, progress, options), None)
     if (ended := of_same_run(folder, config)) is not None:
         if options.get("predictions"):
             _predict(config, ended, device, folder, options)
         return ended
     resumed = Checkpoints(folder / "checkpoints").latest() is not None
     try:
-        training = prepare(config, device, progress, options, resumed)
+        job = prepare(config, device, progress, options, resumed)
     except InputError:
         with suppress(OSError):
             folder.rmdir()  # it was made for this run and nothing is in it
         raise
-    return _run_in_folder(config, training, folder, options, weights, wandb)
+    return _run_in_folder(config, job, folder, options, weights, wandb)
 
 
 def _run_in_folder(
     config: RunConfig,
-    training: Training,
+    job: Job,
     folder: Path,
     options: Mapping[str, Any],
     weights: bool,
     wandb: str | None,
 ) -> RunRecord:
     """Train with a log and checkpoints; with ``weights`` the folder keeps the weights and the record too."""
-    metadata = surroundings(training.device, training.processes.count)
-    metadata["environment"] |= packages(config) | first_weights(config, training.model)
+    setup = job.setup
+    metadata = surroundings(setup.device, setup.processes.count)
+    metadata["environment"] |= packages(config) | first_weights(config, setup.model)
     metadata |= {"run": config.to_dict(), "options": dict(options)}
-    with Signals() as signals, world(training.device, training.options["deterministic"]):
+    with Signals() as signals:
         given: dict[str, Any] = {"config": metadata, "wandb": wandb}
-        journal = Journal(folder, training.processes, **given)
+        journal = Journal(folder, setup.processes, **given)
         if not weights and not options.get("checkpoint_every"):
-            journal = BriefJournal(folder, training.processes, signals=signals, **given)
+            journal = BriefJournal(folder, setup.processes, signals=signals, **given)
         with journal:
             journal.begin(metadata)
-            record = _train(config, training, journal, signals)
+            record = _train(config, job, journal)
             finished = record.status == "finished"
-            if finished:
-                training.restore_selected()
-                if training.options["predictions"]:
-                    journal.hold()
-                    write_predictions(training, config, folder)
+            if finished and setup.options["predictions"]:
+                write_predictions(setup, config, folder)
             if finished and weights:
                 content = record.to_dict()
-                model = {"name": config.model or training.data.model, "options": config.model_options}
-                files = partial(beside, training, model, content, metadata)
-                record = replace(record, files=journal.finish(training.model.state_dict(), content, files))
+                model = {"name": config.model or setup.data.model, "options": config.model_options}
+                files = partial(model_files, setup, model, content, metadata)
+                record = replace(record, files=journal.finish(setup.model.state_dict(), content, files))
             elif weights:
                 journal.record(record.to_dict())
     return record
 
 
-def _train(config: RunConfig, training: Training, journal: Journal | None, signals: Signals) -> RunRecord:
+def _train(config: RunConfig, job: Job, journal: Journal | None) -> RunRecord:
     """A loss that is no longer finite is a result too, not an error."""
     status, error = "finished", ""
     try:
-        for _ in training.stages(journal, signals):
-            pass
+        job.run(journal)
     except Diverged as stop:
         status, error = "diverged", str(stop)
-    measured = summary(training, status, error)
-    measured["environment"] |= packages(config) | first_weights(config, training.model)
+    measured = summary(job, status, error)
+    measured["environment"] |= packages(config) | first_weights(config, job.setup.model)
     return RunRecord(config=config, **measured)
 
 
@@ -264,10 +260,10 @@ def _predict(
 ) -> None:
     """Write the predictions of a finished run that was done without."""
     if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
-        training = prepare(config, device, options=options, resumed=True)
+        setup = prepare(config, device, options=options, resumed=True).setup
         check_files(folder, record.files)
-        training.model.load_state_dict(load_weights(RunFolder(folder).model))
-        write_predictions(training, config, folder)
+        setup.model.load_state_dict(load_weights(RunFolder(folder).model))
+        write_predictions(setup, config, folder)
 
 
 def packages(config: RunConfig) -> dict[str, str]:
@@ -286,14 +282,14 @@ def first_weights(config: RunConfig, model: nn.Module) -> dict[str, str]:
     return {"weights": found} if found else {}
 
 
-def write_predictions(training: Training, config: RunConfig, folder: Path) -> None:
+def write_predictions(setup: Setup, config: RunConfig, folder: Path) -> None:
     """In WILDS' form; a dataset with an option ``fold`` is told apart by that and not by seeds."""
     dataset = str(config.dataset).lower().replace("_", "-")
     options = inspect.signature(sets.registry.module(dataset).load).parameters
     replicate = ("seed", str(config.seed))
     if "fold" in options:
         replicate = ("fold", str(config.data_options.get("fold", options["fold"].default)))
-    predictions.write(training, folder / "predictions", dataset, replicate)
+    predictions.write(setup, folder / "predictions", dataset, replicate)
 
 
 def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:

@@ -125,11 +125,12 @@ def follow(method: str, decays: Sequence[float] = DECAYS, steps: int = STEPS, se
     """Weights (steps + 1, decays, 5) of a method that starts at zero."""
     step, draw = METHODS[method]
     sampler = DomainBatchSampler([0, 1], 1, 2, draw=draw, seed=seed, steps=1)
-    orders = sampler.plans(1, steps + 1)[0]
+    numbers = sampler.plans(1, steps + 1)[0]
+    orders: list[list[int]] = [[]] * steps if numbers is None else numbers.tolist()
     decay = np.array(decays)[:, None]
     path = [np.zeros((len(decays), 5))]
     for order in orders:
-        path.append(step(path[-1], decay, [d for d in order if d is not None]))
+        path.append(step(path[-1], decay, order))
     return np.stack(path)
 
 

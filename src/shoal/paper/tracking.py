@@ -72,10 +72,11 @@ def plan(dataset: str, request: Request) -> list[RunConfig]:
 
 def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]]:
     """Agreement and scores of the constant classifiers."""
-    training = prepare(replace(config, warm_start=None), device, options={"track_every": 1})
-    track, task = training.tracking, training.task
+    trainer = prepare(replace(config, warm_start=None), device, options={"track_every": 1}).trainer
+    training, track = trainer.setup, trainer.tracking
+    task = training.task
     steps = min(CONSTANT_STEPS, config.steps)
-    batches = [batch for step in training.loader(training.sampler, 0, steps) for batch in step]
+    batches = list(training.loader(training.sampler, 0, steps))
     head: Any = find_head(training.model, batches[0].x)
     labels = torch.cat([batch.y for batch in batches])
     bias = constant_bias(labels, task.classes)
@@ -89,7 +90,7 @@ def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]
         training.model.train()
         assert track is not None
         for step in range(steps):
-            track(step)
+            track.measure(step)
         measured = track.read()
         means = {kind: mean_sd(point[kind] for point in measured)[0] for kind in KINDS}
         scores = training.evaluator(training.model)["test"].to_dict()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shoal.report.plots import COLOURS, SPARE, _figure, _plain, _tidy
-from shoal.report.tables import Table, clean
+from shoal.report.tables import Table, clean, listed
 
 Result = Mapping[str, Any]
 FEW = 50
@@ -17,7 +17,7 @@ FEW = 50
 LARGE = {"classification": 0.02, "regression": 0.05}
 """A smaller generalization gap is negligible: of the accuracy, or of R²."""
 SHOWN = 10
-"""Classes, columns, and domains too small, that are named."""
+"""Classes and columns in a table."""
 OVERLAP = 0.1
 """Below this share of overlapping examples, little can be said of the relation."""
 WHEN = ("at the start", "after training")
@@ -165,23 +165,17 @@ def reading(result: Result, command: str = "shoal compare DATA", without: str = 
 
     ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`.
     """
-    parts = (_of_shifts, _of_columns, _of_gap, _of_gradients)
+    parts = (_of_shifts, _of_gap, _of_gradients)
     lines = [line for part in parts for line in part(result)]
     lines.append(f"Suggestion: {_advice(result, command)}")
     if (names := to_drop(result)) and len(names) < len(result["columns"]):
         how = f": {without}" if without and result["table"] else ""
-        lines.append(f"Also compare without {_listed([repr(n) for n in names])}{how}")
+        lines.append(f"Also compare without {listed([repr(n) for n in names])}{how}")
     return [clean(line) for line in (*lines, *_limits(result))]
 
 
-def _listed(names: Sequence[str], between: str = ", ", most: int = SHOWN) -> str:
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return between.join(names[:most]) + more
-
-
 def _of_shifts(result: Result) -> list[str]:
-    significant, effects = set(result["significant"]), result["effects"]
-    p = {test["name"]: f"p = {test['adjusted']:.3f}" for test in result["tests"]}
+    significant, overlap = set(result["significant"]), f"about {result['effects']['overlap']:.0%}"
     least = min(d["entities"] for d in result["domains"])
     if found := kinds(result):
         lines = [f"Detected: {', '.join(KINDS[kind] for kind in found)}."]
@@ -196,27 +190,17 @@ def _of_shifts(result: Result) -> list[str]:
         within = "inputs within labels" in significant
         differ = "differ as well" if within else "do not differ significantly"
         explains = "does not explain it all" if within else "may explain it all"
-        given = p["inputs within labels"]
-        lines.append(f"Among examples of one label, inputs {differ} ({given}): label shift {explains}.")
-    if not effects["relation_tested"]:
-        few = f"too few entities lie where several domains do (about {effects['overlap']:.0%})"
+        lines.append(f"Among examples of one label, inputs {differ}: label shift {explains}.")
+    if not result["effects"]["relation_tested"]:
+        few = f"too few entities lie where several domains do ({overlap})"
         lines.append(f"It is inconclusive whether P(label | inputs) changes: {few}.")
-    elif effects["overlap"] < OVERLAP:
-        little = f"the domains hardly overlap (about {effects['overlap']:.0%} of the examples)"
-        lines.append(f"A change in P(label | inputs) is hard to detect: {little}.")
-    return lines
-
-
-def _of_columns(result: Result) -> list[str]:
-    lines, differ, change = [], named(result, "differs"), named(result, "changes")
-    if differ:
-        some = _listed([f"{c['name']!r} ({_how(c)})" for c in differ], "; ", 3)
-        lines.append(f"Columns that differ most between domains: {some}.")
-    if change and "relation" in kinds(result):
-        some = _listed(
-            [f"{c['name']!r} {_relation_of(c)} (p = {c['relation_p']:.3f})" for c in change], "; ", 3
-        )
-        lines.append(f"Columns whose relation to the label changes (p corrected for all columns): {some}.")
+    elif result["effects"]["overlap"] < OVERLAP:
+        lines.append(f"A change in P(label | inputs) is hard to detect: domains hardly overlap ({overlap}).")
+    columns = {"differs": "Columns that differ most between domains"}
+    columns |= {"changes": "Columns whose relation to the label changes"} if "relation" in found else {}
+    for what, title in columns.items():
+        if names := [repr(c["name"]) for c in named(result, what)]:
+            lines.append(f"{title}: {listed(names)}.")
     return lines
 
 
@@ -246,7 +230,7 @@ def _of_gradients(result: Result) -> list[str]:
     for when in WHEN:
         found = result["gradients"][when]
         if f"gradients {when}" in result["significant"]:
-            domains = _listed([repr(d) for d in found["conflicting"]]) or "no particular domain"
+            domains = listed([repr(d) for d in found["conflicting"]]) or "no particular domain"
             mean = f"mean cosine {found['mean']:.2f}"
             lines.append(f"Gradients {when} agree less than by chance ({mean}), in: {domains}.")
     return lines or ["Gradients of the domains agree no less than those of random groups."]
@@ -254,7 +238,6 @@ def _of_gradients(result: Result) -> list[str]:
 
 def _advice(result: Result, command: str) -> str:
     found, average, large = kinds(result), result["average"], LARGE[result["task"]]
-    gap = gap_seen(result) and average["gap"] > large
     if found == ["labels"]:
         known = "recalibrate the predictions on the new domain"
         if result["task"] == "classification":
@@ -265,10 +248,9 @@ def _advice(result: Result, command: str) -> str:
         )
     if average is None:
         return (
-            "whether a model would be worse in a new domain cannot be said before one has learned. Compare: "
-            f"{command}"
+            f"whether a model would be worse in a new domain is not known before one has learned: {command}"
         )
-    if not gap:
+    if not gap_seen(result) or average["gap"] <= large:
         if not result["significant"]:
             return f"use ERM. If a new domain may differ from these, compare: {command}"
         size = "a generalization gap not significantly different from 0, but a large gap is not excluded"
@@ -297,20 +279,19 @@ def _limits(result: Result) -> list[str]:
     """What was tested, and what it cannot show."""
     settings, small = result["settings"], result["too_small"]
     whole = f" of {result['entities']:,} entities" if result["entities"] is not None else ""
-    lines = [
+    names = listed([f"{name} ({size})" for name, size in small.items()])
+    few = f"Too small to test (fewer than {settings['least']} examples): {names}."
+    others = f"{result['not_drawn']:,} more domains were not sampled; another seed samples others."
+    lines = {
         f"Sampled: {result['examples']:,} of {result['examples_in_all']:,} examples{whole} in "
         f"{len(result['domains'])} domains, from all splits; {settings['permutations']} permutations of the "
         f"domains per test. p-values are corrected for {len(result['tests'])} tests (Holm), so that without "
-        f"any shift, at most {settings['level']:.0%} of diagnoses report one."
-    ]
-    if result["not_drawn"]:
-        lines.append(f"{result['not_drawn']:,} more domains were not sampled; another seed samples others.")
-    if small:
-        names = _listed([f"{name} ({size})" for name, size in small.items()])
-        lines.append(f"Too small to test (fewer than {settings['least']} examples): {names}.")
-    if result["overlapping"]:
-        lines.append("Examples that belong to several domains are counted in the smallest.")
-    return lines
+        f"any shift, at most {settings['level']:.0%} of diagnoses report one.": True,
+        others: result["not_drawn"],
+        few: small,
+        "Examples that belong to several domains are counted in the smallest.": result["overlapping"],
+    }
+    return [line for line, applies in lines.items() if applies]
 
 
 def text(result: Result, command: str = "shoal compare DATA", without: str = "", width: int = 100) -> str:

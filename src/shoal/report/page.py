@@ -111,8 +111,7 @@ def runs_page(
     name = f"{records[0].config.name} on {records[0].config.dataset}"
     lead, tables = f"{name}, {many(len(records), 'run')}, {len(finished):,} finished.", []
     if finished:
-        plain = [record.to_dict() for record in finished]
-        tables = [("", runs.seeds_table(plain) if len(plain) > 1 else runs.run_table(plain[0]))]
+        tables = [("", runs.run_table([record.to_dict() for record in finished]))]
     scores = [record.headline for record in finished]
     if known := [score for score in scores if score is not None]:
         metric = known[0][0]

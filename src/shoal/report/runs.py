@@ -19,27 +19,24 @@ def number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
-def run_table(record: Mapping[str, Any]) -> Table:
-    """A finished run: every metric and domain at the selected step and at the last."""
-    selected, last = record["history"][record["selected"]]["scores"], record["history"][-1]["scores"]
-    return _table([selected, last], ["at the last step"])
+def run_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """A finished run at the selected step and at the last; or several seeds of it, with their mean ± sd.
 
-
-def seeds_table(records: Sequence[Mapping[str, Any]]) -> Table:
-    """The same run with several seeds: mean ± standard deviation, and each seed."""
-    scores = [r["history"][r["selected"]]["scores"] for r in records]
-    return _table(scores, [f"seed {r['config']['seed']}" for r in records], ", mean ± sd")
-
-
-def _table(scores: Sequence[Result], more: Sequence[str], mean: str = "") -> Table:
-    """A row for each metric and domain in the first of ``scores``; with ``mean``, also their mean."""
+    A row for each split and metric, and for each domain.
+    """
+    scores = [record["history"][record["selected"]]["scores"] for record in records]
+    mean, titles = "", [f"seed {record['config']['seed']}" for record in records]
+    if len(records) > 1:
+        mean = ", mean ± sd"
+    else:
+        scores, titles = [*scores, records[0]["history"][-1]["scores"]], ["at the last step"]
     measured = any(content.get("metrics") for content in scores[0].values())
     metric = next(iter(scores[0].values()))["metric"]
-    table = Table(["split", "domain", *(["measure", "value" + mean] if measured else [metric + mean]), *more])
+    value = ["measure", f"value{mean}"] if measured else [f"{metric}{mean}"]
+    table = Table(["split", "domain", *value, *titles])
     for split, content in scores[0].items():
         some, every = content.get("sampled") or (0, 0)
-        name = f"{split} ({some:,} of {every:,})" if every else split
-        domains = list(content["domains"])
+        name, domains = f"{split} ({some:,} of {every:,})" if every else split, list(content["domains"])
         shown = domains[:FEW] if len(domains) > MOST else domains
         rows = [("metrics", "all", metric, metric) for metric in content.get("metrics") or ()]
         rows += [("domains", domain, content["metric"], domain) for domain in shown]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,25 +58,21 @@ class Table:
         return "\n".join([line(self.columns), "|" + "---|" * len(self.columns), *map(line, self.rows)])
 
     def latex(self) -> str:
-        """A ``tabular`` with the rules of booktabs."""
-
-        def line(cells: Sequence[str]) -> str:
-            return " & ".join(c.translate(IN_LATEX) for c in cells) + r" \\"
-
+        """A ``tabular`` with the rules of booktabs; cells are text."""
+        style = self._frame().style.hide(axis="index").format(escape="latex")
         sides = "".join("r" if right else "l" for right in self._right())
-        head = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", line(self.columns), r"\midrule"]
-        return "\n".join([*head, *map(line, self.rows), r"\bottomrule", r"\end{tabular}"])
+        text: str = style.format_index(escape="latex", axis=1).to_latex(hrules=True, column_format=sides)
+        return text.strip()
 
     def html(self) -> str:
-        """A ``table``; columns of numbers have the class ``number``."""
-        kinds = [' class="number"' if right else "" for right in self._right()]
+        """A ``table``; cells are text."""
+        text: str = self._frame().to_html(index=False, border=0)
+        return text
 
-        def line(cells: Sequence[str], tag: str) -> str:
-            made = (f"<{tag}{k}>{html.escape(c)}</{tag}>" for c, k in zip(cells, kinds, strict=True))
-            return f"<tr>{''.join(made)}</tr>"
+    def _frame(self) -> Any:
+        import pandas
 
-        head, body = line(self.columns, "th"), [line(row, "td") for row in self.rows]
-        return "\n".join(["<table>", f"<thead>{head}</thead>", "<tbody>", *body, "</tbody>", "</table>"])
+        return pandas.DataFrame(self.rows, columns=self.columns)
 
     def csv(self) -> str:
         return as_csv([self.columns, *self.rows])
@@ -88,10 +83,6 @@ class Table:
 
 
 IN_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|<>*_`]~"})
-SIGNS = {"±": r"$\pm$", "−": "$-$", "–": "--", "°": r"$^\circ$", "≥": r"$\geq$", "≤": r"$\leq$"}
-SIGNS |= {"≈": r"$\approx$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", '"': r"\char34{}"}
-SIGNS |= {"^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
-IN_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | SIGNS)
 
 
 def _numeric(cell: str) -> bool:

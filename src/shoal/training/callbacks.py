@@ -9,24 +9,46 @@ shoal.fit("fish", model, train=train, validation=validation, steps=500, callback
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
+from shoal.training.evaluate import Scores
 from shoal.training.stopping import Diverged
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from shoal.data.batch import DomainBatch
-    from shoal.training.history import Point
+    from shoal.data.batch import MetaBatch
 
 
-PHASES = ("warm start", "train", "retrain warm start", "retrain")
-"""Of a run, in their order."""
+@dataclass(frozen=True)
+class Point:
+    """What was measured at one step: the mean loss since the point before, and scores by split.
+
+    ``passes`` counts the batches passed forward and backward so far, in which methods with different numbers
+    of batches per step are to be compared.
+    """
+
+    step: int
+    passes: int
+    loss: float
+    scores: Mapping[str, Scores]
+
+    def to_dict(self) -> dict[str, Any]:
+        scores = {split: s.to_dict() for split, s in self.scores.items()}
+        loss = self.loss if math.isfinite(self.loss) else None
+        return {"step": self.step, "passes": self.passes, "loss": loss, "scores": scores}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Point:
+        scores = {split: Scores.from_dict(s) for split, s in content["scores"].items()}
+        loss = math.nan if content["loss"] is None else content["loss"]
+        return cls(content["step"], content["passes"], loss, scores)
 
 
 @dataclass
@@ -34,22 +56,22 @@ class State:
     """Where a training stands, as callbacks see it."""
 
     label: str
-    phase: str
-    """``"train"``, or ``"warm start"`` for the ERM steps before it; one of :data:`PHASES`."""
+    stage: str
+    """``"train"``, or the stage of a recipe, such as ``"warm start"``."""
     steps: int
     model: nn.Module
     optimizer: Optimizer
     last: bool = True
-    """Whether no phase comes after this one."""
+    """Whether no stage comes after this one."""
     main: bool = True
     """Whether this process is the one that writes and shows."""
     folder: Path | None = None
     step: int = 0
     seconds: float = 0.0
     losses: Tensor | None = None
-    """One per batch of the newest step, on the device: to read it is to wait for the step."""
-    batches: Sequence[DomainBatch] | None = None
-    """Those of the step to come, in ``before_step``, unless they are gathered on the device."""
+    """One per domain of the newest step, on the device: to read it is to wait for the step."""
+    batch: MetaBatch | None = None
+    """The data of the step, in ``before_step`` and ``on_step``."""
     line: Mapping[str, Any] = field(default_factory=dict)
     """The newest line of the log."""
     note: str = ""
@@ -64,7 +86,7 @@ class State:
 class Callback:
     """Base class of callbacks.
 
-    Each method receives the :class:`State` of a phase of the training; override them as needed.
+    Each method receives the :class:`State` of a stage of the training; override them as needed.
 
     An exception ends the training with an error that names the callback; the latest checkpoint of a run with
     a folder is kept and can be resumed. State that must survive this is returned by ``state_dict``: tensors,
@@ -75,7 +97,7 @@ class Callback:
         """Called before the first step, also of a resumed training."""
 
     def before_step(self, state: State) -> None:
-        """Called before a step; if several steps are one CUDA graph, before the first."""
+        """Called before a step."""
 
     def on_step(self, state: State) -> None:
         """Called after every step."""
@@ -104,7 +126,6 @@ class Callback:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint."""
-        pass
 
 
 class CallbackError(InputError):
@@ -114,12 +135,21 @@ class CallbackError(InputError):
 class Callbacks:
     """Several as one: ``ours``, whose errors are their own, and then the user's."""
 
-    def __init__(self, ours: Iterable[Callback] = (), own: Iterable[Callback] = ()) -> None:
+    def __init__(self, ours: Iterable[Callback], own: Iterable[Callback]) -> None:
         self.ours, self.own = list(ours), list(own)
+        self._called: dict[str, list[Callback]] = {}
+
+    def add(self, ours: Iterable[Callback]) -> None:
+        self.ours += ours
+        self._called = {}
 
     def __call__(self, event: str, state: State, failing: bool = False) -> None:
-        """While ``failing`` with an error, another one is not told."""
-        for callback in (*self.ours, *self.own):
+        """While ``failing`` with an error, another one is not raised."""
+        if event not in self._called:
+            base: Callable[..., Any] = getattr(Callback, event)
+            every = [*self.ours, *self.own]
+            self._called[event] = [c for c in every if getattr(type(c), event, None) is not base]
+        for callback in self._called[event]:
             try:
                 getattr(callback, event)(state)
             except Exception as error:
@@ -133,8 +163,3 @@ class Callbacks:
                     f"callback {type(callback).__qualname__} failed in {event} at step {state.step} of "
                     f"{state.label} ({first}){kept}."
                 ) from error
-
-
-def each_step(callbacks: Iterable[Callback]) -> bool:
-    """Whether any of them is to be called after every step."""
-    return any(type(c).on_step is not Callback.on_step for c in callbacks)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import DomainBatch, Task, cut, known_labels, widest
+from shoal.data.batch import MetaBatch, Task, cut, known_labels, widest
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
@@ -237,7 +237,7 @@ class Evaluator:
         rows: dict[str, dict[str, Tensor]] = {name: {} for name in self.which}
         at = dict.fromkeys(self.which, 0)
         with torch.inference_mode(), _evaluating(model):
-            for (split, size), (batch,) in zip(self.plan.batches, self.loader, strict=True):
+            for (split, size), batch in zip(self.plan.batches, self.loader, strict=True):
                 self.watch(split, at[split] * count, len(self.which[split]))
                 here = slice(at[split], at[split] + size)
                 output = self._output(model, batch.x, size)
@@ -251,7 +251,7 @@ class Evaluator:
                 self.watch(list(self.which)[-1], 0, 0)
             return self._gather(rows)
 
-    def _part(self, what: str, output: Any, batch: DomainBatch, domain: np.ndarray) -> Tensor:
+    def _part(self, what: str, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
         """What is kept of a batch of outputs: a row per example."""
         y, kind = batch.y, widest(batch.y.device)
         if what == "points":  # and how many labels count
@@ -265,7 +265,7 @@ class Evaluator:
             return self._counts(self._class(output), y)
         return y if what == "y" else output if what == "output" else self._class(output)
 
-    def _losses(self, output: Any, batch: DomainBatch, domain: np.ndarray) -> Tensor:
+    def _losses(self, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
         """(B, 2): the loss of each example and what the mean divides it by.
 
         Of a loss whose terms are not known, each example gets the loss of those of its domain in the batch.
@@ -320,7 +320,7 @@ class Evaluator:
         """Each process has filled its own rows; one without an example is told how wide they are."""
         if self.processes.count > 1:
             shapes = {s: {w: (t.shape, t.dtype) for w, t in parts.items()} for s, parts in rows.items()}
-            for split, parts in self.processes.told(shapes).items():
+            for split, parts in self.processes.broadcast(shapes).items():
                 for what, (shape, kind) in parts.items():
                     empty = torch.zeros(shape, dtype=kind, device=self.processes.device)
                     rows[split].setdefault(what, empty)
@@ -428,8 +428,8 @@ class _InOrder:
         self.batches = [(name, len(rows)) for name, batches in parts.items() for rows in batches]
         self._rows = [rows.astype(np.int64)[None] for batches in parts.values() for rows in batches]
 
-    def plans(self, start: int, stop: int) -> tuple[list[list[None]], list[np.ndarray]]:
-        return [[None]] * (stop - start), self._rows[start:stop]
+    def plans(self, start: int, stop: int) -> tuple[None, list[np.ndarray]]:
+        return None, self._rows[start:stop]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.data.batch import widest
 from shoal.errors import InputError, shown
+from shoal.tensors import widest
 
 
 class Processes:
@@ -46,7 +46,8 @@ class Processes:
                 f"device={str(wanted)!r}, but the processes were started together on {self.device}; "
                 "launch them all for the same kind of device."
             )
-        _part_in_peace()
+        abandon()  # once is enough
+        atexit.register(_end_together)
 
     @classmethod
     def alone(cls, device: torch.device) -> Processes:
@@ -62,9 +63,9 @@ class Processes:
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over processes, in one message for all tensors of a type."""
-        if self.count == 1:
-            return list(tensors)
         found: list[Tensor] = list(tensors)
+        if self.count == 1:
+            return found
         for kind in dict.fromkeys(t.dtype for t in tensors):  # in the same order everywhere
             which = [i for i, t in enumerate(tensors) if t.dtype == kind]
             flat = torch.cat([tensors[i].reshape(-1) for i in which])
@@ -81,8 +82,8 @@ class Processes:
         (total,) = self.sum([torch.tensor(values, dtype=widest(self.device), device=self.device)])
         return list(total.tolist())
 
-    def told(self, value: Any) -> Any:
-        """What the main process says; the others' ``value`` is ignored."""
+    def broadcast(self, value: Any) -> Any:
+        """What the main process has; the others' ``value`` is ignored."""
         if self.count == 1:
             return value
         box = [value]
@@ -110,25 +111,24 @@ KNOWN = {
 
 def pick_device(device: str | torch.device | None) -> torch.device:
     """The device named, or CUDA where there is one, else the CPU."""
+    named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device is not None:
         named = named_device(device)
         if named.type not in KNOWN:
             raise InputError(
                 f"device={str(device)!r} is not supported; supported devices: {', '.join(KNOWN)}."
             )
-        there = KNOWN[named.type]()
-        if not (named.index or 0) < there:
-            kind, many = named.type.upper(), f"only {there}" if there else "no"
+        count = KNOWN[named.type]()
+        if not (named.index or 0) < count:
+            kind, many = named.type.upper(), f"only {count}" if count else "no"
             raise InputError(f"device={str(device)!r}, but torch finds {many} {kind} device here.")
-    else:
-        named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if named.type == "cuda" and named.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return named
 
 
 def named_device(device: str | torch.device) -> torch.device:
-    """The device of this name, whether or not it is there."""
+    """The device of this name, whether or not it exists."""
     try:
         named = torch.device(device) if isinstance(device, (str, torch.device)) else None
     except (RuntimeError, ValueError):
@@ -140,32 +140,27 @@ def named_device(device: str | torch.device) -> torch.device:
     return named
 
 
-def _part_in_peace() -> None:
-    """At the end of the program processes wait for each other before they close their connections.
-
-    Without it gloo now and then aborts one that is still talking. One that ends with an error does not wait:
-    the others may never come.
-    """
-    abandon()  # once is enough
-    atexit.register(_part)
-
-
 def abandon() -> None:
     """This process ends with an error: it will not wait for the others."""
-    atexit.unregister(_part)
+    atexit.unregister(_end_together)
 
 
 def leave(code: int) -> None:
     """Ends a program of several processes; nothing is torn down, which now and then aborts."""
     if dist.is_available() and dist.is_initialized():
         if code == 0:
-            _part()
+            _end_together()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _part() -> None:
+def _end_together() -> None:
+    """At the end of the program processes wait for each other before they close their connections.
+
+    Without it gloo now and then aborts one that is still talking. One that ends with an error does not wait:
+    the others may never come.
+    """
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.barrier()
         dist.destroy_process_group()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,42 +20,20 @@ from shoal.data.batch import DomainData, InMemory, evaluation_view
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
-from shoal.models import FeatureExtractor, FeatureModel
-from shoal.models.head import find_head
+from shoal.models.feature_model import FeatureModel
+from shoal.models.features import FeatureExtractor
 from shoal.options import FitOptions
-from shoal.training.agreement import Agreement, Tracking
-from shoal.training.averaging import SWAD
-from shoal.training.callbacks import each_step
-from shoal.training.capture import draws, why_not
-from shoal.training.engine import Engine, Precision, check_precision
+from shoal.tensors import map_nest
+from shoal.training.engine import Engine, Precision, cannot_accumulate
 from shoal.training.evaluate import Evaluator
-from shoal.training.examine import (
-    check_comparison,
-    check_loss,
-    examine,
-    why_unscored,
-)
-from shoal.training.fine_tuning import L2SP, Rates, head_for
-from shoal.training.formats import Choice, Format, channels_last, lay_out
+from shoal.training.examine import Examined, check_comparison, check_loss, examine, why_unscored
 from shoal.training.metrics import choose_metrics
-from shoal.training.miro import Miro
-from shoal.training.options import (
-    SPLITS,
-    make_average,
-    make_optimizer,
-    make_schedule,
-    precision_of,
-    probes_head,
-    uses_swad,
-    warm_steps,
-)
-from shoal.training.probing import only_trained, probed_head
+from shoal.training.options import SPLITS, make_optimizer, make_schedule, uses_swad
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
-from shoal.training.retraining import with_validation
 
-EVALUATION_NUMBERS, ON_CPU = 2**26, 2**22
-"""The most that a batch may become in any operation of an evaluation; on the CPU, what its caches like."""
+ON_CUDA, ON_CPU = 2**26, 2**22
+"""The most numbers that a batch may become in any operation of an evaluation."""
 OF_MEMORY = 512
 """On CUDA it may be more: a number for so many bytes of the device's memory."""
 TRAIN_SAMPLE = 5000
@@ -64,20 +44,22 @@ SWAD_EVALUATIONS = 20
 """By default with SWAD, which starts and ends by them."""
 CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
-LOG_EVERY = 50
-"""Steps between two lines of the log."""
-NOT_WARM: FitOptions = {
-    **{"draw": None, "warm_start": None, "schedule": None, "average": None, "wise_ft": None},
-    **{"miro": None, "l2_sp": None, "retrain": False, "track_every": None, "track_after": False},
-}
-"""Options that a warm start does without."""
 
 
 class Setup:
     """The parts of a training. Everything is checked when it is made; nothing is trained.
 
-    ``only`` is the part of the model that is trained, if not all of it; ``horizon`` the steps that algorithms
-    schedule by, if not those of ``options``.
+    Args:
+        algorithm: name or class of the algorithm.
+        model: model to train, in place.
+        data: examples and splits.
+        options: complete options.
+        label: name of the run in messages.
+        stage: stage of a recipe, or ``"train"``.
+        processes: the processes that train together.
+        only: the part of the model that is trained, if not all of it.
+        horizon: the number of steps that algorithms schedule by, if not that of ``options``.
+        frozen: mode of the rest of the model where only a part is trained.
     """
 
     def __init__(
@@ -87,70 +69,33 @@ class Setup:
         data: DomainData,
         options: FitOptions,
         label: str | None = None,
-        phase: str = "train",
+        stage: str = "train",
         processes: Processes | None = None,
         only: nn.Module | None = None,
         horizon: int | None = None,
+        frozen: Literal["train", "eval"] = "eval",
     ) -> None:
         cls = algorithm_class(algorithm)
-        self.options, self.data, self.phase, self.only = options, data, phase, only
+        self.options, self.data, self.stage, self.only = options, data, stage, only
+        self.frozen = frozen
         self.processes = processes or Processes(options["device"])
         self.device = self.processes.device
         self.model = model.to(self.device)
-        precision = precision_of(options)
-        self.choice = Choice(Format("contiguous", "fp32" if precision == "auto" else precision))
-        """In what the model is computed; it may change before the first step (see :meth:`use`)."""
-        self._laid_out: list[Tensor] = []
         self.label = label or (algorithm if isinstance(algorithm, str) else cls.__name__)
         examples: Any = data.examples
-        self.gathers = isinstance(examples, InMemory)
-        """A batch is gathered where the examples are."""
-        self.examples: Any = examples.to(self.device) if self.gathers else examples
+        self.examples: Any = examples.to(self.device) if isinstance(examples, InMemory) else examples
         self.splits: list[str] = [s for s in SPLITS if s in data.splits]
         self.select = options["select"] or ("best" if "validation" in self.splits else "last")
-        watches = self.select == "best" or options["patience"] or options["warm_start"] == "plateau"
-        watches = watches or options["wise_ft"] == "validation" or options["retrain"]
-        if (watches or uses_swad(options)) and "validation" not in self.splits:
-            raise InputError(
-                "select='best', average='swad', warm_start='plateau', wise_ft='validation', retrain=True and "
-                "patience require validation data."
-            )
-        if options["retrain"]:
-            with_validation(data)
-        shown = options["progress"] is True and self.processes.main
-        self.progress = Progress(self.label, options["steps"], shown)
+        self.watch: Any = None
+        """Called between two batches of an evaluation, with a split and how many of how many are done."""
+        self._check_validation()
+        self.precision, self.channels_last = self._formats()
+        self.progress = Progress(
+            self.label, options["steps"], options["progress"] is True and self.processes.main
+        )
         # Reading examples may draw random numbers.
         with seeded(options["seed"]), self.progress.phase("reading data"):
-            if isinstance(options["loss"], nn.Module):
-                options["loss"].to(self.device)  # its class weights
-            settings = check_settings(cls, options["settings"])
-            extractor = self._extractor(cls, settings)
-            found = examine(
-                self.model, data, self.examples, self.device, options["classes"], options["loss"], extractor
-            )
-            self.task = replace(found.task, steps=horizon or options["steps"])
-            self.loss = options["loss"] or found.loss
-            if extractor is not None and "features" in settings_of(cls):
-                settings |= {"features": extractor.layer}
-            made = build(algorithm, self.model, self.loss, self.task, **settings)
-            self.algorithm = made.to(self.device)
-            self.algorithm.check_input(found.x)
-            self.head: nn.Module | None = None
-            """What a linear probe trains, where there is to be one."""
-            if probes_head(options):
-                self.head = probed_head(self.model, found.x, f"warm_start={options['warm_start']!r}")
-            self.miro = (
-                self._make_miro(found.x) if options["miro"] and phase in ("train", "retrain") else None
-            )
-            self.tuned_head = head_for(options, self.model, found.x)
-            self.l2_sp = self._make_l2_sp() if options["l2_sp"] is not None else None
-            if self.splits and (why := why_unscored(found)):
-                if self.splits != ["train"]:
-                    raise InputError(f"{why}; give the model one output, or no validation and test data.")
-                warnings.warn(f"{why}: nothing is evaluated.", stacklevel=4)
-                self.splits = []
-            kind = self.task.kind
-            self.metrics, self.selects = choose_metrics(options["metric"], data.measures, kind)
+            found = self._build(algorithm, cls, horizon)
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options["batch_size"],
@@ -163,53 +108,99 @@ class Setup:
         self.algorithm.check_step(self.sampler.domains_per_step)
         if options["loss"] is not None or found.weighted:
             check_loss(self.loss, found, self.algorithm, self._divided())
-        with only_trained(self.model, only):
+        with only_trained(model, only):
             self.engine = self._make_engine()
-        self.algorithm.autocast = self.engine.autocast
         self.schedule = make_schedule(options, self.engine.optimizer)
         if self.rates is not None:
             self.rates.check(self.schedule)
-        self.average = make_average(options)
-        most = _most_numbers(self.device)
-        self.eval_batch = options["eval_batch"] or max(1, min(1024, most // found.numbers))
+        largest = min(1024, _most_numbers(self.device) // found.numbers)
+        self.eval_batch = options["eval_batch"] or max(1, largest)
         limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
         if options["eval_limit"] is not None:
             limits = dict.fromkeys(self.splits, options["eval_limit"])
         self.evaluator = self.evaluator_of(self.splits, limits)
         self.eval_every = options["eval_every"] or self._usual_eval_every()
-        self.few_evaluations = self._few_evaluations()
-        if self.few_evaluations and self.processes.main:
-            warnings.warn(self.few_evaluations, stacklevel=3)
-        if options["wise_ft"] is not None and options["warm_start"] is None and phase == "train":
-            self._warn_of_new_head()
-        self.unroll = self._unroll()
-        self.tracking = self._make_tracking() if options["track_every"] is not None else None
+        if options["compile"]:
+            self.compile()
 
-    def _extractor(self, cls: type[Algorithm], settings: Mapping[str, Any]) -> FeatureExtractor | None:
-        """What finds the features of the model, where the algorithm uses any and they are to be found."""
-        layer = settings.get("features")
-        if not cls.needs_features or (layer is None and isinstance(self.model, FeatureModel)):
-            return None
-        extractor = FeatureExtractor(self.model, layer)
-        extractor.close()
-        return extractor
-
-    def _make_l2_sp(self) -> L2SP:
-        assert self.tuned_head is not None
-        made = L2SP(self.model, self.tuned_head, self.options["l2_sp"] or 0.0)
-        self.algorithm.add_module("l2_sp", made)
-        return made
-
-    def _make_miro(self, x: Any) -> Miro:
-        """As a part of the algorithm, with which it is moved, trained and saved."""
-        if not self.algorithm.by_engine:
+    def _check_validation(self) -> None:
+        options = self.options
+        needed = self.select == "best" or options["patience"] or options["warm_start"] == "plateau"
+        needed = needed or options["wise_ft"] == "validation" or options["retrain"]
+        if (needed or uses_swad(options)) and "validation" not in self.splits:
             raise InputError(
-                f"miro={self.options['miro']:g} cannot be added to {type(self.algorithm).__name__}, which "
-                "computes its own gradients; remove miro."
+                "select='best', average='swad', warm_start='plateau', wise_ft='validation', retrain=True and "
+                "patience require validation data."
             )
-        made = Miro(self.model, find_head(self.model, x), self.options["miro"] or 0.0, x)
-        self.algorithm.add_module("miro", made)
-        return made
+
+    def _formats(self) -> tuple[Precision, bool]:
+        """The precision, and whether images have their channels last in memory.
+
+        By default pretrained image models compute in bf16 with channels last on CUDA.
+        """
+        options, weights = self.options, getattr(self.model, "weights", "")
+        images = bool(weights) and any(p.ndim == 4 for p in self.model.parameters())
+        images = images and self.device.type == "cuda"
+        launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        precision: Any = options["precision"] or (launched if launched in ("fp32", "bf16") else None)
+        if precision is None:
+            precision = "bf16" if images and torch.cuda.is_bf16_supported(False) else "fp32"
+        return precision, options["memory_format"] == "channels-last" or (
+            options["memory_format"] is None and images
+        )
+
+    def _build(self, algorithm: str | type[Algorithm], cls: type[Algorithm], horizon: int | None) -> Examined:
+        """The task, the loss, the algorithm, and what belongs to a pretrained model."""
+        options, model, data = self.options, self.model, self.data
+        if isinstance(options["loss"], nn.Module):
+            options["loss"].to(self.device)  # its class weights
+        settings = check_settings(cls, options["settings"])
+        layer = settings.get("features")
+        extractor = None
+        if cls.needs_features and (layer is not None or not isinstance(model, FeatureModel)):
+            extractor = FeatureExtractor(model, layer)
+            extractor.close()
+        found = examine(
+            model, data, self.examples, self.device, options["classes"], options["loss"], extractor
+        )
+        self.example = found.x
+        self.task = replace(found.task, steps=horizon or options["steps"])
+        self.loss = options["loss"] or found.loss
+        if extractor is not None and "features" in settings_of(cls):
+            settings |= {"features": extractor.layer}
+        self.algorithm = build(algorithm, model, self.loss, self.task, **settings).to(self.device)
+        self.algorithm.check_input(found.x)
+        self._make_fine_tuning(found.x)
+        if self.splits and (why := why_unscored(found)):
+            if self.splits != ["train"]:
+                raise InputError(f"{why}; give the model one output, or no validation and test data.")
+            warnings.warn(f"{why}: nothing is evaluated.", stacklevel=5)
+            self.splits = []
+        self.metrics, self.selects = choose_metrics(options["metric"], data.measures, self.task.kind)
+        return found
+
+    def _make_fine_tuning(self, x: Any) -> None:
+        """MIRO and L2-SP, as parts of the algorithm, with which they are moved, trained and saved."""
+        from shoal.models.head import find_head
+        from shoal.training.fine_tuning import L2SP, head_for
+        from shoal.training.miro import Miro
+
+        options, model, algorithm = self.options, self.model, self.algorithm
+        self.miro: Miro | None = None
+        self.l2_sp: L2SP | None = None
+        if options["miro"]:
+            if algorithm.second_order:
+                raise InputError(
+                    f"miro={options['miro']:g} cannot be added to {type(algorithm).__name__}, which "
+                    "computes its own gradients; remove miro."
+                )
+            self.miro = Miro(model, find_head(model, x), options["miro"], x)
+            algorithm.add_module("miro", self.miro)
+        self.head = head_for(options, model, x)
+        if options["l2_sp"] is not None:
+            assert self.head is not None
+            self.l2_sp = L2SP(model, self.head, options["l2_sp"])
+            algorithm.add_module("l2_sp", self.l2_sp)
 
     def _divided(self) -> str | None:
         """Why batches are taken in pieces, if they are."""
@@ -218,48 +209,52 @@ class Setup:
         return f"training in {self.processes.count} processes" if self.processes.count > 1 else None
 
     def _make_engine(self) -> Engine:
-        options, count = self.options, self.processes.count
-        check_precision(precision_of(options), self.algorithm)
-        if options["compile"] and self.algorithm.second_order:
+        from shoal.training.fine_tuning import Rates
+
+        options, count, algorithm = self.options, self.processes.count, self.algorithm
+        size, accumulate = options["batch_size"], options["accumulate"]
+        if options["compile"] and algorithm.second_order:
             raise InputError(
-                f"{type(self.algorithm).__name__} uses second derivatives, which compiled models do not "
-                "support; "
-                "remove compile."
+                f"{type(algorithm).__name__} uses second derivatives, which compiled models do not "
+                "support; remove compile."
             )
-        if options["batch_size"] < count:
+        if size < count:
             raise InputError(
-                f"batch_size={options['batch_size']} is split over {count} processes; "
-                f"it must be at least {count}."
+                f"batch_size={size} is split over {count} processes; it must be at least {count}."
             )
-        least = options["batch_size"] // count  # the same answer in all of them
-        if options["accumulate"] > least:
+        if accumulate > size // count:
             raise InputError(
-                f"accumulate={options['accumulate']} pieces of {least} examples; it must be at most {least}."
+                f"accumulate={accumulate} pieces of {size // count} examples; it must be at most "
+                f"{size // count}."
             )
-        auxiliary = self.algorithm.auxiliary_optimizers()
-        optimizer = make_optimizer(options, trained_parameters(self.algorithm, auxiliary))
+        overridden = type(algorithm).objective is not Algorithm.objective
+        if accumulate > 1 and (overridden or algorithm.second_order):
+            raise InputError(cannot_accumulate(algorithm, accumulate))
+        auxiliary = algorithm.auxiliary_optimizers()
+        optimizer = make_optimizer(options, trained_parameters(algorithm, auxiliary))
         if self.miro is not None:
             self.miro.own_rate(optimizer)
-        self.rates = (
-            None if self.tuned_head is None else Rates(optimizer, options, self.model, self.tuned_head)
-        )
-        return Engine(
-            self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
+        self.rates = None if self.head is None else Rates(optimizer, options, self.model, self.head)
+        algorithm.prepare(optimizer, self.rates.base if self.rates else _rate(optimizer))
+        engine = Engine(
+            algorithm,
+            optimizer,
             self.processes,
-            share=len(range(self.processes.index, options["batch_size"], count)) / options["batch_size"],
-            precision=self.choice.format.precision,
+            share=len(range(self.processes.index, size, count)) / size,
+            precision=self.precision,
             clip=options["clip"],
-            accumulate=options["accumulate"],
+            accumulate=accumulate,
             auxiliary=auxiliary,
-            loss=self.loss,
-            miro=self.miro,
-            l2_sp=self.l2_sp,
         )
+        engine.extra_loss = self.miro
+        if self.l2_sp is not None:
+            engine.gradient_hooks.append(self.l2_sp.added)
+        return engine
 
     @property
     def lr(self) -> float:
         """The learning rate now, of what has none of its own."""
-        return self.rates.now if self.rates else float(self.engine.optimizer.param_groups[0]["lr"])
+        return self.rates.now if self.rates else _rate(self.engine.optimizer)
 
     def _usual_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
@@ -270,30 +265,10 @@ class Setup:
             return -(-options["steps"] // SWAD_EVALUATIONS)
         asked = options["patience"] is not None  # evaluations are part of it
         fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
-        return -(-options["steps"] // max([1, *fits]))
-
-    def _few_evaluations(self) -> str:
-        """What is wrong where SWAD could not find an end in so few evaluations."""
-        average, steps, every = self.average, self.options["steps"], self.eval_every
-        count = -(-steps // every)
-        if not isinstance(average, SWAD) or count >= average.converge + average.tolerate:
-            return ""
-        return (
-            f"average='swad' has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
-            f"eval_every={every:,}). It needs {average.converge} to find a start and "
-            f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
-            f"Set eval_every={max(1, steps // 50)}."
-        )
-
-    def _warn_of_new_head(self) -> None:
-        if self.processes.main:
-            warnings.warn(
-                "wise_ft interpolates with the weights at the start. If the head is randomly initialised, "
-                "train it first with warm_start='head'.",
-                stacklevel=4,
-            )
+        return math.ceil(options["steps"] / max([1, *fits]))
 
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
+        """An evaluator of these splits."""
         return Evaluator(
             evaluation_view(self.examples),
             {split: self.data.splits[split] for split in splits},
@@ -303,44 +278,14 @@ class Setup:
             workers=self.options["workers"],
             limits=limits,
             processes=self.processes,
-            autocast=self._autocast,
-            enter=self.entering,
+            autocast=lambda: self.engine.autocast(),
+            enter=self.enter,
             metrics=self.metrics,
             selects=self.selects,
             uncounted=self.data.uncounted,
-            watch=self.watch,
+            watch=lambda split, done, total: self.watch and self.watch(split, done, total),
             label_scale=self.data.label_scale,
         )
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return self.engine.autocast()
-
-    def compute_in(self, precision: Precision) -> None:
-        """Sets the precision of forward passes, those of evaluations too."""
-        self.engine.compute_in(precision)
-        self.algorithm.autocast = self.engine.autocast
-
-    def use(self, choice: Choice) -> None:
-        """Computes in this format from now on."""
-        self.choice = choice
-        self.compute_in(choice.format.precision)
-        if choice.format.memory_format == "channels-last":
-            self._laid_out += lay_out(self.model)
-            if self.miro is not None:
-                lay_out(self.miro.pretrained)
-
-    def give_back(self) -> None:
-        """Lays the model's weights out as they were."""
-        for tensor in self._laid_out:
-            tensor.data = tensor.data.contiguous()
-        self._laid_out = []
-
-    def entering(self, x: Any) -> Any:
-        """Inputs, laid out in memory as the weights are."""
-        return channels_last(x) if self.choice.format.memory_format == "channels-last" else x
-
-    def watch(self, split: str, done: int, total: int) -> None:
-        """Called between two batches of an evaluation."""
 
     def loader(self, sampler: Any, start: int, stop: int, workers: int | None = None) -> MetaBatchLoader:
         """This process's share of the batches that a sampler plans."""
@@ -349,81 +294,93 @@ class Setup:
             sampler,
             workers=self.options["workers"] if workers is None else workers,
             device=self.device,
-            enter=self.entering,
+            enter=self.enter if self.channels_last else None,
             start=start,
             stop=stop,
             share=(self.processes.index, self.processes.count),
         )
 
-    def _make_tracking(self) -> Tracking:
-        options = self.options
-        capture = self.unroll > 0 and self.gathers and not draws(self.algorithm)
-        return Tracking(
-            Agreement(self.algorithm, self.engine, capture=capture),
-            self.data.splits["train"],
-            self.sampler,
-            self.examples,
-            every=options["track_every"] or 1,
-            after=options["track_after"],
-            workers=options["workers"],
-            share=(self.processes.index, self.processes.count),
-            enter=self.entering,
-        )
+    def enter(self, x: Any) -> Any:
+        """Inputs, laid out in memory as the weights are."""
+        return map_nest(_channels_last, x) if self.channels_last else x
 
-    def retrain_options(self, found: FitOptions) -> FitOptions:
-        """Those of the training on all data, with what the search has found."""
-        once: FitOptions = {"patience": None, "track_every": None, "retrain": False, "select": "last"}
-        return {**self.options, **found, **once, "eval_every": found["steps"]}
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """While it trains: weights are laid out as asked, hooks attached, and other parts frozen."""
+        modules = [self.model] + ([self.miro.pretrained] if self.miro else []) if self.channels_last else []
+        changed = [
+            tensor
+            for module in modules
+            for tensor in (*module.parameters(), *module.buffers())
+            if tensor.ndim == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
+        ]
+        for tensor in changed:
+            tensor.data = _channels_last(tensor.data)
+        recording = self.miro.recording() if self.miro else nullcontext()
+        try:
+            with self.algorithm.recording(), recording, only_trained(self.model, self.only):
+                yield
+        finally:
+            for tensor in changed:
+                tensor.data = tensor.data.contiguous()
 
-    def warm_options(self) -> FitOptions:
-        """Those of the training with ERM that a warm start is."""
-        steps, one_pass = warm_steps(self.options, len(self.data.splits["train"].examples()))
-        plateau = self.options["warm_start"] == "plateau"
-        return {
-            **self.options,
-            **NOT_WARM,
-            "steps": steps,
-            "domains_per_step": 1,
-            "settings": {},
-            "patience": 5 if plateau else None,
-            "select": "best" if plateau else "last",
-            "eval_every": max(1, one_pass // 10) if plateau else steps,
-        }
-
-    def _unroll(self) -> int:
-        """How many steps a CUDA graph is to hold; 0 for none."""
-        options = self.options
-        if options["capture"] is False:
-            return 0
-        reason = why_not(self.algorithm, self.engine)
-        if self.schedule is not None:
-            reason = reason or "a schedule changes the learning rate between steps"
-        if reason and options["capture"]:
-            raise InputError(f"capture=True is not possible: {reason}.")
-        if reason:
-            return 0
-        alone = self.average or options["track_after"] or each_step(options["callbacks"])
-        if draws(self.algorithm) or alone or not self.gathers:
-            return 1
-        # About ten batches to a graph, so that launching it pays also where a step is a single batch.
-        batches = max(1, 10 // self.sampler.domains_per_step)
-        regular = (LOG_EVERY, options["checkpoint_every"] or 0, options["track_every"] or 0)
-        return math.gcd(options["steps"], self.eval_every, batches, *regular)
+    def train_mode(self) -> None:
+        """Training mode for what is trained; ``frozen`` is the mode of the rest of the model."""
+        self.model.train(self.only is None or self.frozen == "train")
+        if self.only is not None:
+            self.only.train()
 
     def compile(self) -> None:
-        """As ``model.compile()`` of what the algorithm calls, which leaves ``nn.Sequential`` as it is."""
+        """As ``model.compile()`` of what the engine calls, which leaves ``nn.Sequential`` as it is."""
         called: list[nn.Module] = [self.model]
-        if (
-            self.algorithm.needs_features
-            and self.algorithm.extractor is None
-            and isinstance(self.model, FeatureModel)
-        ):
-            called = [self.model.features, self.model.head]
+        if self.algorithm.needs_features and self.algorithm.extractor is None:
+            called = [self.model.get_submodule(name) for name in ("features", "head")]
         for module in called:
-            call = module._call_impl
-            module._compiled_call_impl = torch.compile(
-                lambda *inputs, call=call, **named: call(*inputs, **named)
-            )
+            module._compiled_call_impl = _compiled(module)
+
+
+@contextmanager
+def only_trained(model: nn.Module, part: nn.Module | None) -> Iterator[None]:
+    """Within the block no parameter outside ``part`` requires a gradient; ``None``: nothing changes."""
+    own = {id(p) for p in (model if part is None else part).parameters()}
+    frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+    try:
+        for p in frozen:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(True)
+
+
+def _compiled(module: nn.Module) -> Any:
+    """A compiled call of the module; one that cannot be compiled runs as it is, with the same result."""
+    plain = module._call_impl
+    compiled = torch.compile(lambda *args, **kwargs: plain(*args, **kwargs))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except Exception as error:  # of any of the compilers; an error of the model itself comes again
+            first = (str(error).splitlines() or [""])[0]
+            module._compiled_call_impl = None
+            result = plain(*args, **kwargs)
+            message = f"the model cannot be compiled ({type(error).__name__}: {first}); it runs as it is."
+            logging.getLogger("shoal").warning(message)
+            return result
+
+    return call
+
+
+def _channels_last(x: Any) -> Any:
+    """Every tensor (B, c, h, w) with its channels last in memory; the values are the same."""
+    if isinstance(x, Tensor) and x.ndim == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> float:
+    return float(optimizer.param_groups[0].get("lr", 1.0))
 
 
 def _most_numbers(device: torch.device) -> int:
@@ -431,5 +388,5 @@ def _most_numbers(device: torch.device) -> int:
     if device.type == "cpu":
         return ON_CPU
     if device.type != "cuda":
-        return EVALUATION_NUMBERS
-    return max(EVALUATION_NUMBERS, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)
+        return ON_CUDA
+    return max(ON_CUDA, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)

@@ -1,13 +1,18 @@
-"""Why a training may end before its time: somebody asks for it, or its numbers are no longer finite."""
+"""Why a training may end before its time, and what of the process it leaves as it was."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from shoal.training.history import Point
+import torch
+
+from shoal.data.loader import seeded
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -15,24 +20,33 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 class Signals:
     """Within the block the first signal only sets ``asked``; a second one acts as it would outside.
 
-    In a thread, where Python cannot watch signals, and with ``watch=False`` nothing changes.
+    A block within such a block is the same one. In a thread, where Python cannot watch signals, and with
+    ``watch=False`` nothing changes.
     """
+
+    active: ClassVar[Signals | None] = None
 
     def __init__(self, watch: bool = True) -> None:
         self.watch = watch and threading.current_thread() is threading.main_thread()
         self.asked: signal.Signals | None = None
         self.before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
-        if self.watch:
-            for number in STOPPING:
-                handler = signal.getsignal(number)
-                if handler is not signal.SIG_IGN:  # whoever ignores it has a reason
-                    self.before[number] = signal.signal(number, self._ask)
+    def __enter__(self) -> Signals | Self:
+        if not self.watch:
+            return self
+        if Signals.active is not None:
+            return Signals.active
+        Signals.active = self
+        for number in STOPPING:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:  # whoever ignores it has a reason
+                self.before[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._put_back()
+        if Signals.active is self:
+            Signals.active = None
+            self._put_back()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = signal.Signals(number)
@@ -58,7 +72,35 @@ class Interrupted(KeyboardInterrupt):
 class Diverged(RuntimeError):
     """A loss or gradient was not finite; ``history`` holds what was measured before."""
 
-    def __init__(self, message: str, history: list[Point], step: int, domain: str | None, what: str) -> None:
+    def __init__(self, message: str, history: list[Any], step: int, domain: str | None, what: str) -> None:
         super().__init__(message)
         self.history = history
         self.step, self.domain, self.quantity = step, domain, what
+
+
+@contextmanager
+def isolated_rng(device: torch.device, deterministic: bool = False) -> Iterator[None]:
+    """Trainings in this block leave the random numbers outside as they were.
+
+    Kernels are deterministic within it, if asked for.
+    """
+    cuda = device.type == "cuda"
+    state = torch.cuda.get_rng_state(device) if cuda else None
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    # Within the user's own autocast, half-precision copies of weights must not outlive their use.
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        if deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.benchmark = False
+        with seeded(0):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+        torch.clear_autocast_cache()
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+        if state is not None:
+            torch.cuda.set_rng_state(state, device)
