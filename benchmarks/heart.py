@@ -30,8 +30,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 import shoal
-from shoal.data.folders import find_files
-from shoal.data.sets import heart
+from shoal.data.download import find_files
+from shoal.datasets import heart
 from shoal.sklearn import DomainClassifier
 
 # The columns are scaled already; a second time would blow up those that are rare in training.

@@ -65,7 +65,7 @@ def measure(folder: Path) -> dict[str, float]:
     """In this process: seconds to the dataset, to the first batch and to more, and the peak memory."""
     began = time.perf_counter()
     from shoal.data import DomainBatchSampler, MetaBatchLoader
-    from shoal.data.sets import load
+    from shoal.datasets import load
 
     imported = time.perf_counter()
     data = load("amazon", folder=str(folder), tokenizer=str(folder / "tiny-bert"))

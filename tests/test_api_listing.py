@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from shoal import datasets as sets
 from shoal.algorithms import algorithm_class, registry
 from shoal.api.listing import listing
-from shoal.data import sets
 from shoal.errors import InputError
 
 
@@ -34,12 +34,6 @@ def test_algorithms_have_costs_needs_and_papers() -> None:
             algorithm_class(name).reference,
             algorithm_class(name).draw,
         )
-
-
-def test_datasets_are_summarized_as_their_modules_do() -> None:
-    for each in listing(["datasets"]).datasets:
-        module = sets.registry.module(each["name"])
-        assert (each["summary"], each["paper"]) == (module.SUMMARY, module.PAPER)
 
 
 def test_datasets_are_listed_without_torch() -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import shoal
+from shoal import datasets as sets
 from shoal.api.evaluate import evaluate
-from shoal.data import DomainData, Domains, TensorData, sets
+from shoal.data import DomainData, Domains, TensorData
 from shoal.errors import InputError
 
 

@@ -15,6 +15,7 @@ LAYERS = (
     ("replay", "tensors", "vision", "gradients", "penalties", "losses"),
     ("optim",),
     ("data",),
+    ("datasets",),
     ("models",),
     ("algorithms",),
     ("training",),

@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named_before_any_step(options: dict[str, Any], words: 
 
 
 def test_an_option_that_is_given_wins_over_a_recipe() -> None:
-    whole, plain = fit("erm++"), fit("erm")
+    whole, plain = fit("erm++"), fit("erm", draw="domains")
     assert whole.warm_up
     assert "retrain" in whole.rule
     given = fit("erm++", retrain=False, average=None, warm_start=None)

@@ -14,10 +14,10 @@ import pytest
 
 import shoal
 from shoal import algorithms
+from shoal import datasets as sets
 from shoal.algorithms import Algorithm, algorithm_class
 from shoal.api.listing import listing
 from shoal.cli import main
-from shoal.data import sets
 from shoal.errors import InputError
 from shoal.experiments import baselines
 from shoal.registry import ALGORITHMS, DATASETS, MODELS
@@ -48,7 +48,7 @@ class Last(Weighted):
     """The last class of the module."""
 '''
 DATA = '''
-from shoal.data.sets import linear
+from shoal.datasets import linear
 SUMMARY, PAPER = "Points on a line.", "none"
 
 def load(*, copies: int = 1):
@@ -56,9 +56,9 @@ def load(*, copies: int = 1):
     return linear.load(per_domain=100 * copies)
 '''
 MODEL = """
-from shoal.models import linear
+from shoal.models.small import linear
 def build(input_shape, classes):
-    return linear.build(input_shape, classes)
+    return linear(input_shape, classes)
 """
 FILES = {"methods.py": METHOD, "points.py": DATA, "net.py": MODEL, "broken.py": "import nothing_at_all\n"}
 ENTRIES = {

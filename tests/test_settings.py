@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nasty_values import NASTY
+from shoal import datasets as sets
 from shoal import models
-from shoal.data import sets
 from shoal.errors import InputError
 from shoal.settings import Range, check, checked, choice, coerce, log2, log10, search_space, settings
 

@@ -26,7 +26,7 @@ from shoal import models
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.models import tabular
+from shoal.models.small import tabular
 from shoal.sklearn import DomainClassifier, DomainRegressor
 
 QUICK: dict[str, Any] = {"steps": 8, "random_state": 0}
@@ -101,7 +101,7 @@ def test_random_state_decides_everything_and_the_world_is_left_alone(cls: Estima
 
 @BOTH
 def test_pickled_after_fitting(cls: Estimator) -> None:
-    wide = partial(tabular.build, width=8, depth=1)
+    wide = partial(tabular, width=8, depth=1)
     model = cls("coral", model=wide, settings={"weight": 0.5}, **QUICK).fit(X, Y, HOSPITAL)
     copy = pickle.loads(pickle.dumps(model))
     assert np.array_equal(copy.predict(X), model.predict(X))

@@ -103,7 +103,7 @@ class TestTables:
 
 
 def test_images_are_prepared_as_in_evaluation(tmp_path: Path) -> None:
-    from shoal.data.sets import load
+    from shoal.datasets import load
 
     images = write_images(tmp_path / "images")
     model = shoal.load(image_model(tmp_path / "run", images))
@@ -111,7 +111,7 @@ def test_images_are_prepared_as_in_evaluation(tmp_path: Path) -> None:
     examples = examples.evaluation()
     with torch.no_grad():
         wanted = model(torch.stack([x for x, _ in examples])).softmax(-1).double().numpy()
-    paths = [examples.files.path(n) for n in range(len(examples))]
+    paths = [examples.path(n) for n in range(len(examples))]
     opened = [pytest.importorskip("PIL.Image").open(path) for path in paths[:2]]
     for source, some in ((paths, wanted), (images, wanted), (paths[3], wanted[3:4]), (opened, wanted[:2])):
         np.testing.assert_allclose(model.predict_proba(source, batch_size=7), some, atol=1e-6)

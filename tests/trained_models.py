@@ -13,7 +13,8 @@ import pytest
 
 import shoal
 import shoal.models
-from shoal.data import DomainData, from_table, sets
+from shoal import datasets as sets
+from shoal.data import DomainData, from_table
 
 LABELS = ("ill", "grade", "stay")
 """Columns of :func:`patients` to predict: two classes, three classes, a number."""

@@ -59,11 +59,14 @@ class Text:
         return value
 
 
-HEAD = Text(r"plateau|head(:[1-9][0-9]{0,8})?", "'plateau', 'head' or 'head:STEPS'")
+HEAD = Text(
+    r"plateau|head(-train)?(:[1-9][0-9]{0,8})?",
+    "'plateau', 'head', 'head:STEPS', 'head-train' or 'head-train:STEPS'",
+)
 SHARE = r"0?\.0*[1-9][0-9]*"
 AVERAGE = Text(
-    rf"sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
-    "'sma', 'sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
+    rf"(online-)?sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
+    "'sma', 'sma:START', 'online-sma', 'online-sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
 )
 DECAY = rf"(cosine|linear|step:(1|{SHARE}):[1-9][0-9]*)"
 SCHEDULE = Text(
@@ -171,9 +174,11 @@ class TrainingOptions(TypedDict, total=False):
     warm_start: Annotated[WarmStart | None, Option(None, "train")]
     """Train with ERM first, for a number of steps (500), for a fraction of the data (0.1), or until
     validation stops improving (plateau); or only the head, for steps / 10 steps (head) or a given number
-    (head:500)."""
+    (head:500); or the head as in ERM++, on the batches of the training and with the rest in training mode,
+    for 500 steps (head-train) or a given number (head-train:100)."""
     average: Annotated[Average | None, Option(None, "train")]
-    """Average the weights: sma from a tenth of the steps on, or from step START on (sma:START); ema
+    """Average the weights: sma from a tenth of the steps on, or from step START on (sma:START); online-sma
+    as in ERM++, from step 100 or START on, with BatchNorm of the averaged network tracked online; ema
     exponentially, with decay 0.999 or DECAY (ema:DECAY); swad between a start and an end found on the
     validation loss, with ratio 1.3 or RATIO (swad:RATIO)."""
     wise_ft: Annotated[Annotated[float, Range(0, 1)] | Literal["validation"] | None, Option()]

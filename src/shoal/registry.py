@@ -16,12 +16,12 @@ Once it is installed, ``shoal train my-method my-data`` works, and so does every
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 import re
 import sys
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
@@ -55,7 +55,7 @@ class Registry:
         kind: what the names are of; the entry points are those of the group ``shoal.{kind}s``.
         package: where Shoal's own are; a module ``random_thing.py`` is known as ``random-thing``.
         support: modules there that are the package's own machinery and are not offered.
-        declared: what makes a module of a YAML file there, as ``"module:function"``; by default none are.
+        listed: Shoal's own as ``"module:object"``, in place of the modules of the package.
         reserved: names that mean something else.
         needs: what an entry point must have.
     """
@@ -66,25 +66,25 @@ class Registry:
         package: str,
         *,
         support: frozenset[str] = frozenset(),
-        declared: str = "",
+        listed: Mapping[str, str] | None = None,
         reserved: frozenset[str] = frozenset(),
         needs: tuple[str, ...] = (),
     ) -> None:
         self.kind = kind
         self.package = package
         self.support = support
-        self.declared = declared
+        self.listed = listed
         self.reserved = reserved
         self.needs = needs
         self.folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
 
     @cached_property
     def own(self) -> dict[str, str]:
-        """Shoal's own, by name: a module's name or a YAML file."""
+        """Shoal's own, by name: a module's name or ``"module:object"``."""
+        if self.listed is not None:
+            return dict(self.listed)
         names = (m.name for m in pkgutil.iter_modules([str(self.folder)]))
-        found = {spelled(n): f"{self.package}.{n}" for n in names if n not in self.support}
-        files = self.folder.glob("*.yaml") if self.declared else ()
-        return found | {spelled(path.stem): str(path) for path in files}
+        return {spelled(n): f"{self.package}.{n}" for n in names if n not in self.support}
 
     def names(self) -> list[str]:
         return sorted({*self.own, *self._offered()[0]})
@@ -96,9 +96,7 @@ class Registry:
         if key in self.own:
             if key in refused:
                 warnings.warn(refused[key], stacklevel=2)
-            if self.own[key].endswith(".yaml"):
-                return pkgutil.resolve_name(self.declared)(Path(self.own[key]))
-            return importlib.import_module(self.own[key])
+            return pkgutil.resolve_name(self.own[key])
         if key not in offered:
             _entry_points.cache_clear()  # it may have been installed since
             offered = self._offered()[0]
@@ -188,28 +186,35 @@ ALGORITHMS = Registry(
 )
 DATASETS = Registry(
     "dataset",
-    "shoal.data.sets",
-    declared="shoal.data.image_sets:image_set",
+    "shoal.datasets",
+    listed={
+        **{
+            name: f"shoal.datasets.wilds:{name}" for name in ("amazon", "camelyon17", "civilcomments", "fmow")
+        },
+        **{name: f"shoal.datasets.wilds:{name}" for name in ("iwildcam", "poverty")},
+        "coloured-digits": "shoal.datasets.digits:coloured_digits",
+        "coloured-mnist": "shoal.datasets.digits:coloured_mnist",
+        "rotated-digits": "shoal.datasets.digits:rotated_digits",
+        "rotated-mnist": "shoal.datasets.digits:rotated_mnist",
+        **{name: f"shoal.datasets.folders:{name}" for name in ("domainnet", "pacs", "vlcs")},
+        "office-home": "shoal.datasets.folders:office_home",
+        "terra-incognita": "shoal.datasets.folders:terra_incognita",
+        "cdsprites": "shoal.datasets.cdsprites:cdsprites",
+        "linear": "shoal.datasets.linear:linear",
+        "image-folder": "shoal.datasets.own:image_folder",
+        "manifest": "shoal.datasets.own:manifest",
+        "heart": "shoal.datasets.heart",
+        "table": "shoal.datasets.table",
+    },
     reserved=frozenset({"python"}),
     needs=("load", "SUMMARY", "PAPER"),
 )
 MODELS = Registry(
     "model",
     "shoal.models",
-    support=frozenset(
-        {
-            "backbones",
-            "baseline",
-            "batchnorm",
-            "calling",
-            "feature_model",
-            "features",
-            "head",
-            "language",
-            "layers",
-            "lora",
-            "weights",
-        }
-    ),
+    listed={
+        name: f"shoal.models.small:{name.replace('-', '_')}"
+        for name in ("linear", "mlp", "mnist-cnn", "small-cnn", "sprite-cnn", "tabular")
+    },
     needs=("build",),
 )

@@ -8,7 +8,6 @@ algorithm are the keyword arguments of its constructor; their search spaces are 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -16,13 +15,12 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import annotated_types
 
-from shoal.errors import InputError, check_names, nearest, shown
+from shoal.errors import InputError, check_names, did_you_mean, shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -73,17 +71,15 @@ class Range(annotated_types.GroupedMetadata):
     multiple: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        ends = {"ge": self.least, "le": self.most, "gt": self.above, "lt": self.below}
-        yield annotated_types.Interval(**ends)
+        yield annotated_types.Interval(ge=self.least, le=self.most, gt=self.above, lt=self.below)
         if self.multiple is not None:
             yield annotated_types.MultipleOf(self.multiple)
 
 
-LARGEST = 2**63 - 1
 Count = Annotated[int, Range(1, 10**9)]
 Few = Annotated[int, Range(1, 1000)]
 """Of what exists all at the same time, such as processes."""
-Seed = Annotated[int, Range(0, LARGEST)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
 Pixels = Annotated[int, Range(8, 10**4)]
 """The side of an image."""
 Positive = Annotated[float, Range(above=0, below=1e30)]
@@ -97,7 +93,8 @@ def coerce(annotation: Any, value: Any, name: str, of: str = "", *, strict: bool
 
     Args:
         annotation: type, with ranges.
-        value: value to check; numbers of NumPy become plain ones.
+        value: value to check; numbers and arrays of NumPy and PyTorch become plain ones, and a number becomes
+            text where only text is possible, such as the name of a domain.
         name: name of the argument, for the error message.
         of: what it is an argument of, for the error message.
         strict: if ``False``, text is converted, as on the command line.
@@ -107,32 +104,24 @@ def coerce(annotation: Any, value: Any, name: str, of: str = "", *, strict: bool
     """
     from pydantic import ValidationError
 
-    adapter = _adapter(annotation)
-    try:
-        return adapter.validate_python(value, strict=strict)
-    except ValidationError as error:
-        problem = error
-    for plain in _plain(value):
-        with contextlib.suppress(ValidationError):
-            return adapter.validate_python(plain, strict=strict)
-    message = f"must be {_expected(problem)}, got {shown(value)}.{_hint(problem, value)}"
-    raise (InputError(f"{name} of {of} {message}") if of else InputError(message, name)) from None
+    adapter, problem = _adapter(annotation), None
+    for candidate in (value, *_plain(value)):
+        try:
+            return adapter.validate_python(candidate, strict=strict)
+        except ValidationError as error:
+            problem = problem or error
+    assert problem is not None
+    text = f"must be {_expected(problem)}, got {shown(value)}.{_hint(problem, value)}"
+    raise (InputError(f"{name} of {of} {text}") if of else InputError(text, name)) from None
 
 
 def _plain(value: Any) -> Iterator[Any]:
-    """What a value may stand for: numbers and arrays of NumPy and PyTorch, and names that are numbers."""
     if isinstance(value, (list, tuple)):
         yield [each.tolist() if hasattr(each, "tolist") else each for each in value]
     elif hasattr(value, "tolist"):
         yield value.tolist()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield str(value)
-    elif isinstance(value, Real) and not isinstance(value, bool):
-        yield float(value)
-
-
-PLAIN = (int, float, str, bool, Path, type(None), object, Any)
-LISTS = (Sequence, Mapping, list, dict, tuple, typing.Union, types.UnionType)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -143,72 +132,42 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _checkable(annotation: Any) -> Any:
-    """The annotation as pydantic can check it: of classes such as ``nn.Module``, that it is an instance."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    """The annotation with what pydantic cannot check, or would look into too deeply, made simpler."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return Annotated[(_checkable(arguments[0]), *arguments[1:])]
+        return Annotated[(_checkable(parts[0]), *parts[1:])]
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(map(_checkable, arguments))]  # noqa: UP007
+        return typing.Union[tuple(map(_checkable, parts))]  # noqa: UP007
     if origin is Mapping:  # a domain may be called 3
-        values = arguments[1] if _is_plain(arguments[1]) else Any
-        return typing.cast(Any, Mapping)[Any, values]
-    if annotation in PLAIN or origin is Literal or _is_plain(annotation):
-        return annotation
-    if origin not in (None, *LISTS, type) and origin.__module__ != "collections.abc":
-        return Any  # a generic class, such as Dataset[Any], which others imitate
-    kind = origin or annotation
-    if kind is Callable:
+        return typing.cast(Any, Mapping)[Any, _checkable(parts[1])]
+    if origin in (Sequence, list, tuple):
+        return typing.cast(Any, origin)[tuple(p if p is ... else _checkable(p) for p in parts)]
+    if origin is Callable or annotation is Callable:
         return Callable[..., Any]
-    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return Any
-    return _instance_of(kind)
+    if annotation in (int, float, str, bool, Path, type(None), object, Any) or origin is Literal:
+        return annotation
+    if origin is None and isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
+        return Annotated[Any, _Instance(annotation)]
+    return Any  # a generic class or protocol, such as Dataset[Any], which others imitate
 
 
-def _is_plain(annotation: Any) -> bool:
-    """Whether it is a list or mapping of numbers and text, and nothing else."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal or origin is None:
-        return origin is Literal or annotation in PLAIN
-    if origin is Annotated:
-        return _is_plain(arguments[0])
-    return origin in LISTS and all(_is_plain(part) for part in arguments if part is not ...)
+@dataclass(frozen=True)
+class _Instance:
+    """That a value is an instance of a class; pydantic's own InstanceOf looks into dataclasses."""
+
+    cls: type
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.is_instance_schema(self.cls)
 
 
-def _instance_of(kind: type) -> Any:
-    """pydantic would look into the fields of some classes; an instance is all that is asked for."""
-
-    from pydantic import AfterValidator
-    from pydantic_core import PydanticCustomError
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise PydanticCustomError("is_instance_of", "{class}", {"class": kind.__name__})
-        return value
-
-    return Annotated[Any, AfterValidator(check)]
-
-
-NOUNS = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "True or False",
-    "string": "text",
-    "path": "a path",
-    "mapping": "a mapping",
-    "dict": "a mapping",
-    "sequence": "a list",
-    "list": "a list",
-    "callable": "a function",
-    "none": "None",
-}
-BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("above", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("below", "lt"),
-    "multiple_of": ("a multiple of", "multiple_of"),
-}
+NOUNS = {"int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "True or False"}
+NOUNS |= {"string": "text", "path": "a path", "mapping": "a mapping", "dict": "a mapping", "none": "None"}
+NOUNS |= {"sequence": "a list", "list": "a list", "callable": "a function"}
+BOUNDS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
+BOUNDS |= {"less_than": "below", "multiple_of": "a multiple of"}
 
 
 def _expected(error: ValidationError) -> str:
@@ -217,29 +176,21 @@ def _expected(error: ValidationError) -> str:
     for one in error.errors(include_url=False, include_input=False):
         kind, context = one["type"], one.get("ctx", {})
         if kind in BOUNDS:
-            word, bound = BOUNDS[kind]
+            (bound,) = context.values()
             words.append(
-                f"{word} {context[bound]:,}"
-                if isinstance(context[bound], int)
-                else f"{word} {context[bound]:g}"
+                f"{BOUNDS[kind]} {bound:,}" if isinstance(bound, int) else f"{BOUNDS[kind]} {bound:g}"
             )
-        elif kind == "literal_error":
-            words.append(str(context["expected"]))
-        elif kind == "value_error":
-            words.append(str(context["error"]))
         elif kind == "is_instance_of":
             words.append(NOUNS.get(context["class"].lower()) or f"of class {context['class']}")
         else:
-            words.append(NOUNS.get(kind.split("_")[0]) or one["msg"].removeprefix("Input should be "))
+            said = one["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+            words.append(NOUNS.get(kind.split("_")[0]) or said)
     return " or ".join(dict.fromkeys(words))
 
 
 def _hint(error: ValidationError, value: Any) -> str:
-    """The nearest valid name, if names are."""
     expected = [str(e["ctx"]["expected"]) for e in error.errors() if e["type"] == "literal_error"]
-    names = [name.strip("' ") for text in expected for name in text.replace(" or ", ", ").split(", ")]
-    near = nearest(value, names) if isinstance(value, str) else None
-    return f" Did you mean {near!r}?" if near else ""
+    return did_you_mean(value, [n.strip("' ") for e in expected for n in e.replace(" or ", ", ").split(", ")])
 
 
 class Setting(NamedTuple):
@@ -254,9 +205,11 @@ class Setting(NamedTuple):
         try:
             coerce(self.annotation, object(), self.name)
         except InputError as error:
-            return str(error.args[0]).removeprefix("must be ").partition(", got")[0] + _bounds(
-                self.annotation
-            )
+            words = str(error.args[0]).removeprefix("must be ").partition(", got")[0]
+            for _, found in list(_ranges(self.annotation))[:1]:
+                ends = {"from": found.least, "above": found.above, "to": found.most, "below": found.below}
+                words += "".join(f" {k} {v:g}" for k, v in ends.items() if v is not None and abs(v) < 1e6)
+            return words
         return "anything"
 
     def space(self, size: Size = "small") -> dict[str, Any] | None:
@@ -282,13 +235,6 @@ def _ranges(annotation: Any) -> Iterator[tuple[type, Range]]:
             yield from _ranges(part)
 
 
-def _bounds(annotation: Any) -> str:
-    for _, found in _ranges(annotation):
-        ends = (("from", found.least), ("above", found.above), ("to", found.most), ("below", found.below))
-        return "".join(f" {word} {end:g}" for word, end in ends if end is not None and abs(end) < 1e6)
-    return ""
-
-
 def settings(function: Callable[..., Any]) -> dict[str, Setting]:
     """The parameters of a function, or of a class and the parents to which it passes keyword arguments on."""
     if not inspect.isclass(function):
@@ -296,28 +242,33 @@ def settings(function: Callable[..., Any]) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for cls in function.__mro__:
         if "__init__" in vars(cls) and cls is not object:
-            parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
-            own = _declared(vars(cls)["__init__"], cls)
-            found = {p.name: own[p.name] for p in parameters if p.name in own and p.name != "self"} | found
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            own = {name: s for name, s in _declared(vars(cls)["__init__"], cls).items() if name != "self"}
+            found = own | found
+            kinds = {p.kind for p in inspect.signature(vars(cls)["__init__"]).parameters.values()}
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
                 break
     return found
 
 
 @functools.cache
 def _declared(function: Callable[..., Any], cls: type | None = None) -> dict[str, Setting]:
-    names, found = _names(function, cls), {}
-    for p in inspect.signature(function).parameters.values():
-        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
-            found[p.name] = Setting(p.name, p.default, _annotation(p, names))
-    return found
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    module = sys.modules.get(getattr(cls or inner, "__module__", ""))
+    names = dict(getattr(inner, "__globals__", None) or vars(module or types))
+    return {
+        p.name: Setting(p.name, p.default, _annotation(p, names))
+        for p in inspect.signature(function).parameters.values()
+        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
 
 
 def _annotation(parameter: inspect.Parameter, names: dict[str, Any]) -> Any:
     annotation = parameter.annotation
     if annotation is parameter.empty:
-        numbers = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
-        return int | float if numbers else Any
+        number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
+        return int | float if number else Any
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -325,15 +276,6 @@ def _annotation(parameter: inspect.Parameter, names: dict[str, Any]) -> Any:
         return typing.get_type_hints(holder, names, include_extras=True)["it"]
     except Exception:  # a name that is imported for type checkers only
         return Any
-
-
-def _names(function: Any, cls: type | None) -> dict[str, Any]:
-    """The globals in which the annotations of a function are evaluated."""
-    function = inspect.unwrap(function)
-    while isinstance(function, functools.partial):
-        function = inspect.unwrap(function.func)
-    module = sys.modules.get(getattr(cls or function, "__module__", ""))
-    return dict(getattr(function, "__globals__", None) or vars(module or types))
 
 
 def check(
@@ -352,19 +294,15 @@ def search_space(function: Callable[..., Any], size: Size = "small") -> dict[str
 
 
 def checked(function: Function) -> Function:
-    """Checks the arguments of a constructor, or of any function, whenever it is called."""
+    """Check the arguments of a constructor, or of any function, whenever it is called."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # Python's own words
+        bound, declared = signature.bind(*args, **kwargs), _declared(function)
         owner = type(args[0]).__name__ if "self" in bound.arguments else function.__name__
-        declared = _declared(function)
         for name, value in bound.arguments.items():
-            if name in declared:
+            if name in declared and name != "self":
                 bound.arguments[name] = coerce(declared[name].annotation, value, name, owner)
         return function(*bound.args, **bound.kwargs)
 

@@ -127,7 +127,7 @@ class Trained(nn.Module):
         Args:
             model: network.
             files: the files that a run folder has beside the weights, by name, from
-                :func:`shoal.training.card.beside`.
+                :func:`shoal.training.summary.model_files`.
             record: content of ``record.json``.
         """
         temporary = tempfile.TemporaryDirectory(prefix="shoal-")  # a tokenizer is read from a folder

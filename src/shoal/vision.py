@@ -17,9 +17,6 @@ from typing import Any
 
 from shoal.errors import InputError
 
-OPERATORS = ("nms", "qnms")
-"""Those that torchvision's Python code names when it is imported."""
-REMEDY = "pip install a torchvision built for this torch: https://pytorch.org/get-started has the command"
 _kept: list[Any] = []  # a library's definitions live as long as it does
 
 
@@ -42,28 +39,32 @@ def allow_torchvision() -> None:
         torch.ops.load_library(native.origin)  # torchvision would do the same; twice is once
     except OSError as error:
         library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in OPERATORS:
+        for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):
                 library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _kept.append(library)
-        logging.getLogger("shoal").info(
-            "torchvision was not built for torch %s (%s): used without its operators, which no model needs.",
-            torch.__version__,
-            (str(error).splitlines() or [""])[0],
+        why = (str(error).splitlines() or [""])[0]
+        message = (
+            "torchvision was not built for torch %s (%s): used without its operators, which no model needs."
         )
+        logging.getLogger("shoal").info(message, torch.__version__, why)
 
 
 def load_timm() -> ModuleType:
     """timm, or an :class:`InputError` that says why it cannot be used and what to do."""
+    return load("timm", "timm")
+
+
+def load(module: str, extra: str) -> ModuleType:
+    """A package that needs torchvision, or is it; an :class:`InputError` says why it cannot be used."""
     allow_torchvision()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what timm itself is built on
-            import timm
+            warnings.simplefilter("ignore")  # of what it is itself built on
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = error.name or "timm"
-        raise InputError(f"{missing} is not installed: pip install 'shoal[timm]'.") from error
+        raise InputError(f"{error.name or module} is not installed: pip install 'shoal[{extra}]'.") from error
     except (ImportError, OSError, RuntimeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"timm cannot be imported ({first[:200]}): {REMEDY}.") from error
-    return timm
+        remedy = "install a torchvision built for this torch: https://pytorch.org/get-started has the command"
+        raise InputError(f"{module} cannot be imported ({first[:200]}): {remedy}.") from error

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.data.example import HOSPITALS, PER_CLASS, STYLES, write_images, write_table
 from shoal.data.own import check_table
-from shoal.data.sprites import SHAPES
+from shoal.datasets.cdsprites import SHAPES
+from shoal.datasets.example import HOSPITALS, PER_CLASS, STYLES, write_images, write_table
 from shoal.errors import InputError
 
 FIRST = "OSL-0001,oslo,2024-07-16,63,male,no,absent,116,220,normal,surgery,no"

@@ -20,9 +20,8 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from shoal.data.batch import DomainData
-from shoal.data.digits import rotate
-from shoal.data.mnist import FILES, ByteImages, read_idx, read_mnist
-from shoal.data.sets import coloured_mnist, heart, load, rotated_mnist
+from shoal.datasets import coloured_mnist, heart, load, rotated_mnist
+from shoal.datasets.digits import FILES, ByteImages, read_idx, read_mnist, rotate
 from shoal.errors import InputError
 
 MNIST_SETS = ["coloured-mnist", "rotated-mnist"]

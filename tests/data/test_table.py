@@ -18,8 +18,9 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from imitations.wilds_text import fake_tokenizer
+from shoal import datasets as sets
 from shoal import models
-from shoal.data import DomainData, from_arrays, from_dataset, from_hf, from_table, sets
+from shoal.data import DomainData, from_arrays, from_dataset, from_hf, from_table
 from shoal.data.cells import Format
 from shoal.data.columns import CATEGORIES, infer, values_of
 from shoal.data.own import Labels, TableRows

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import shoal
+from shoal import datasets as sets
 from shoal.api.exporting import write_network
-from shoal.data import sets
-from shoal.data.example import write_images
+from shoal.datasets.example import write_images
 from shoal.errors import InputError
 from shoal.experiments import baselines, compare
 from shoal.experiments.compare import LeaveDomainsOut

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data import sets
+from shoal import datasets as sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from references import domainbed_space as domainbed
+from shoal import datasets as sets
 from shoal.algorithms import algorithm_class
 from shoal.algorithms.penalty import PenaltyWeight
-from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.experiments import protocol, search

@@ -57,7 +57,7 @@ def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: 
     assert len(shoal.load("r-erm").predict("pics/lima/dark")) == 10
     # The features of the cache are those of the images.
     again: Any = training.data.examples
-    raw: Any = shoal.data.sets.load("image-folder", folder="pics", size=32, augment=False).examples
+    raw: Any = shoal.datasets.load("image-folder", folder="pics", size=32, augment=False).examples
     x = torch.stack([raw[i][0] for i in range(3)])
     torch.testing.assert_close(training.model.eval().features(x), again.x[:3], rtol=1e-4, atol=1e-5)
     # A changed image has other features.

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal import datasets as sets
 from shoal import models
-from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import datasets as sets
 from shoal.api.source import find_source
-from shoal.data import sets
 from shoal.errors import InputError
 from shoal.experiments.diagnose import columns_of
 from shoal.report import charts

@@ -237,15 +237,17 @@ def fake_poverty(folder: Path, seed: int = 0, size: str = "small") -> Path:
     Elsewhere the tint says the opposite. Villages share pictures, as links to one file, and differ a little
     in wealth.
     """
-    from shoal.data.sets.poverty import COUNTRIES, FOLDS, PUBLISHED
+    from shoal.datasets.wilds import FOLDS, published
 
+    names = published("poverty").names
+    countries = names["countries"]
     more, rng = times(size), np.random.default_rng(seed)
     place = new_folder(folder, "poverty", "1.1")
     (place / "images").mkdir()
-    left_out = {country for group in FOLDS["A"] for country in PUBLISHED.names[group]}
+    left_out = {country for group in FOLDS["A"] for country in names[group]}
     rows: list[Sequence[Any]] = []
     views: list[tuple[int, int]] = [
-        (country, i % (VIEWS * more)) for country in range(len(COUNTRIES)) for i in range(VILLAGES * more)
+        (country, i % (VIEWS * more)) for country in range(len(countries)) for i in range(VILLAGES * more)
     ]
     first: dict[tuple[int, int], tuple[Path, float]] = {}
     for row, j in enumerate(rng.permutation(len(views)).tolist()):
@@ -253,14 +255,14 @@ def fake_poverty(folder: Path, seed: int = 0, size: str = "small") -> Path:
         path, urban = place / "images" / f"landsat_poverty_img_{row}.npz", view % 2 == 0
         if (country, view) not in first:
             wealth = float(rng.normal(0.6 if urban else -0.4, 0.6))
-            bands = village(rng, wealth, -1.0 if COUNTRIES[country] in left_out else 1.0)
+            bands = village(rng, wealth, -1.0 if countries[country] in left_out else 1.0)
             np.savez_compressed(path, x=bands)
             first[country, view] = path, wealth
         else:
             _link(first[country, view][0], path)
         wealth = first[country, view][1] + float(rng.normal(0, 0.1))
         place_and_time = round(float(rng.uniform(-20, 10)), 5), round(float(rng.uniform(10, 40)), 5)
-        rows.append([*place_and_time, wealth, COUNTRIES[country], 2009 + view % 8, urban, 0.5, 0.5, 25])
+        rows.append([*place_and_time, wealth, countries[country], 2009 + view % 8, urban, 0.5, 0.5, 25])
     header = ["lat", "lon", "wealthpooled", "country", "year", "urban", "nl_mean", "nl_center", "households"]
     write_table(place / "dhs_metadata.csv", header, rows)
     return place

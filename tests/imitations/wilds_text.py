@@ -60,7 +60,7 @@ AMAZON_HEADER = (
 
 def fake_civilcomments(folder: Path, seed: int = 0, size: str = "small") -> Path:
     """Comments that mention up to three of the eight identities, some of them none; a third are toxic."""
-    from shoal.data.sets.civilcomments import IDENTITIES
+    from shoal.datasets.wilds import IDENTITIES
 
     more, rng = times(size), np.random.default_rng(seed)
     place = new_folder(folder, "civilcomments", "1.0")

@@ -13,7 +13,7 @@ from torch import nn
 from shoal.algorithms import build
 from shoal.data.batch import MetaBatch, Task
 from shoal.data.sampler import DomainBatchSampler
-from shoal.data.sets import load
+from shoal.datasets import load
 from shoal.paper import linear
 from shoal.paper.reproduce import reproduce
 from shoal.training.engine import Engine

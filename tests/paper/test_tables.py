@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paper.conftest import QUICK
 from references.fish_epoch import epoch_steps
-from shoal.data.sets import load, registry
+from shoal.datasets import load, registry
 from shoal.errors import InputError
 from shoal.paper import cdsprites, read, recipes, tables
 from shoal.paper.recipes import Variant

@@ -70,6 +70,34 @@ def test_locked_within_the_block(tmp_path: Path) -> None:
     assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["card.md", "metrics.jsonl", ".lock", "checkpoints", "checkpoints/step-1.pt", "stages/train/record.json"],
+)
+def test_links_are_refused_and_what_they_point_to_is_left_alone(tmp_path: Path, name: str) -> None:
+    """Those of a stranger's run, whoever resumes it."""
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    outside.mkdir() if name == "checkpoints" else outside.write_text("mine")
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(outside)
+    with pytest.raises(InputError, match=f"{name}' is a symbolic link"), RunFolder(run):
+        pass
+    assert outside.is_dir() or outside.read_text() == "mine"
+
+
+def test_entries_are_replaced_and_half_written_files_removed(tmp_path: Path) -> None:
+    (tmp_path / ".record.json.abcdefgh").touch()
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_text("mine")
+    with RunFolder(tmp_path) as folder:
+        assert not (tmp_path / ".record.json.abcdefgh").exists()
+        (tmp_path / "card.md").symlink_to(outside)  # made meanwhile
+        folder.write("card.md", b"a card")
+    assert (tmp_path / "card.md").read_text() == "a card"
+    assert not (tmp_path / "card.md").is_symlink()
+    assert outside.read_text() == "mine"
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -123,7 +123,7 @@ def test_fish() -> None:
     equal(network, naive)
 
 
-@pytest.mark.parametrize("algorithm", ["erm", "fish", "coral", "mixup", "sam", "dann"])
+@pytest.mark.parametrize("algorithm", ["erm", "fish", "sam"])
 def test_in_pieces(algorithm: str) -> None:
     weights = []
     for accumulate in (1, 3):
@@ -147,7 +147,7 @@ def test_nothing_of_it_is_left_and_it_acts() -> None:
     assert run.record["config"]["miro"] == WEIGHT
 
 
-@pytest.mark.parametrize("algorithm", ["idgm", "iga", "mldg"])
+@pytest.mark.parametrize("algorithm", ["idgm", "iga"])
 def test_refused(algorithm: str) -> None:
     with pytest.raises(InputError, match=r"miro=0.3 cannot be added"):
         fit(algorithm, model())

@@ -22,8 +22,8 @@ from shoal.settings import Few
 
 if TYPE_CHECKING:
     from shoal.data.download import Download
-    from shoal.data.tree import FileList, Layout
-    from shoal.data.wilds import Published
+    from shoal.datasets.folders import Layout
+    from shoal.datasets.wilds import Published
 
 UNTRIED = "URLs and checksums are as published or recorded by others; they were not tested for this release."
 SHOWN = 10
@@ -124,17 +124,20 @@ def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
 
 def _check_wilds(module: Any, folder: Path, workers: int, tell: Callable[[str], None]) -> DataReport:
     """Counts the examples and domains of a dataset of WILDS, and reads all files there may be."""
-    from shoal.data.batch import InMemory
-    from shoal.data.wilds import find, unreadable
+    from joblib import Parallel, delayed
+
+    from shoal.datasets.wilds import find
     from shoal.report.tables import Table
 
     published: Published = module.PUBLISHED
-    place = find(published, folder)
+    place = find(published.name, folder)
     data = module.load(folder=str(place.folder), version=place.version)
     examples: Any = data.examples
+    parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
     bad: dict[int, str] = {}
-    if not isinstance(examples, InMemory):
-        bad = unreadable(examples, workers, lambda n: tell(f"{n:,} of {len(examples):,} files read"))
+    for i, why in enumerate(parallel(delayed(examples.problem)(i) for i in range(len(examples)))):
+        tell(f"{i + 1:,} of {len(examples):,} files read")
+        bad |= {} if why is None else {i: why}
     here = {
         "examples": {name: len(domains.examples()) for name, domains in data.splits.items()},
         "domains": {name: len(domains) for name, domains in data.splits.items()},
@@ -176,30 +179,48 @@ def _check_images(
     workers: int,
     tell: Callable[[str], None],
 ) -> DataReport:
-    from shoal.data.images import inspect_files
-    from shoal.data.tree import read_tree
+    from shoal import datasets as sets
+    from shoal.data.images import inspect_files, missing_classes, read_folders
     from shoal.report.tables import Table
 
+    options = sets.check_options(IMAGE_FOLDER, options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="there is no image of class")  # it is in the report
-        files = read_tree(folder) if layout is None else read_tree(*layout.find(folder))
-    found = inspect_files(files, workers, lambda n: tell(f"{n:,} of {len(files):,} images decoded"))
-    rows = zip(files.domains, files.counts().tolist(), strict=True)
-    classes = {domain: dict(zip(files.classes, row, strict=True)) for domain, row in rows}
+        place, domains = (folder, None) if layout is None else layout.find(folder)
+        files = read_folders(place, domains)
+    root = str(place)
+    names = [os.path.relpath(path, root) for path in files["path"]]
+    found = inspect_files(
+        list(files["path"]), workers, lambda n: tell(f"{n:,} of {len(files):,} images decoded")
+    )
+    found = found.assign(name=names, domain=files["domain"], label=files["label"])
+    table_of = files.groupby(["domain", "label"], observed=False).size().unstack()
+    classes = {str(domain): {str(c): int(n) for c, n in row.items()} for domain, row in table_of.iterrows()}
     counts = {domain: sum(row.values()) for domain, row in classes.items()}
     duplicates: dict[str, list[list[str]]] = {"domains": [], "classes": [], "copies": []}
-    for same in found.duplicates:  # in two domains an image leaks, in two classes it has a wrong label
-        several = [len({int(codes[i]) for i in same}) > 1 for codes in (files.groups, files.labels)]
-        kind = "domains" if several[0] else "classes" if several[1] else "copies"
-        duplicates[kind].append([files.name(i) for i in same])
-    unreadable = {files.name(i): why for i, why in found.unreadable.items()}
-    problems = _refused(files, options) if layout is None else _unlike(layout, counts, classes)
+    copies = found[(found["digest"] != "") & found["digest"].duplicated(keep=False)]
+    for _, same in copies.groupby("digest", sort=False):
+        # In two domains an image leaks, in two classes it has a wrong label.
+        kind = (
+            "domains"
+            if same["domain"].nunique() > 1
+            else "classes"
+            if same["label"].nunique() > 1
+            else "copies"
+        )
+        duplicates[kind].append(list(same["name"]))
+    bad = found[found["problem"].notna()]
+    unreadable = dict(zip(bad["name"], bad["problem"], strict=True))
+    transparent = int(found["transparent"].sum())
+    lacking = missing_classes(files)
+    problems = _refused(folder, options) if layout is None else _unlike(layout, counts, classes)
     problems += [f"images that cannot be read: {len(unreadable):,}"] * bool(unreadable)
     for kind in ("domains", "classes"):
         problems += [f"images that are in several {kind}: {len(duplicates[kind]):,}"] * bool(duplicates[kind])
     published = {} if layout is None else dict(layout.counts)
-    content = {"folder": files.root, "images": len(files), "domains": counts, "classes": classes}
-    content |= {"lacking": [{"domain": domain, "class": label} for domain, label in files.missing()]}
+    content = {"folder": root, "images": len(files), "domains": counts, "classes": classes}
+    content |= {"lacking": [{"domain": domain, "class": label} for domain, label in lacking]}
+    content |= {"transparent": transparent}
     content |= {"unreadable": unreadable, "duplicates": duplicates, "problems": problems}
     content |= {"published": published, "source": layout.source} if layout else {}
 
@@ -209,7 +230,9 @@ def _check_images(
         number = [f"{published[domain]:,}"] if published else []
         table.add(domain, f"{counts.get(domain, 0):,}", str(present), *number)
     lines = [table.text(), *([f"published: {layout.source}"] if layout else []), ""]
-    lines += _some("no image of", (f"{label!r} in {domain!r}" for domain, label in files.missing()))
+    lines += _some("no image of", (f"{label!r} in {domain!r}" for domain, label in lacking))
+    if transparent:
+        lines.append(f"{transparent:,} images have transparent pixels, which become white")
     lines += _some("cannot be read:", (f"{name!r} ({why})" for name, why in unreadable.items()))
     for kind, groups in duplicates.items():
         words = "duplicate image:" if kind == "copies" else f"same image in several {kind}:"
@@ -222,17 +245,14 @@ def _check_images(
     return DataReport(content, "\n".join(lines))
 
 
-def _refused(files: FileList, options: Mapping[str, Any]) -> list[str]:
+def _refused(folder: Path, options: Mapping[str, Any]) -> list[str]:
     """Why training would refuse a folder of the user's own images, if it would."""
-    from shoal.data import sets
+    from shoal import datasets as sets
 
-    given = sets.check_options(IMAGE_FOLDER, options)
-    if len(files.classes) < 2:
-        return [f"there is only one class, {files.classes[0]!r}; a classifier needs two"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            sets.load(IMAGE_FOLDER, **{**given, "folder": files.root, "cache": False})
+            sets.load(IMAGE_FOLDER, **{**options, "folder": str(folder)})
     except InputError as error:
         return [f"the images cannot be trained on: {str(error).rstrip('.')}"]
     return []
@@ -283,8 +303,8 @@ def get(
 ) -> DataReport:
     """Download, verify and unpack datasets; the same call resumes an interrupted download.
 
-    Where no checksum is published, that of the first download is saved next to it, and later downloads are
-    compared with it. WILDS datasets cannot be downloaded: their server has been down since August 2026.
+    Where no checksum is published, that of the download is printed. WILDS datasets cannot be downloaded:
+    their server has been down since August 2026.
 
     Args:
         datasets: names of datasets (`shoal list datasets`).
@@ -292,7 +312,7 @@ def get(
         plan: list the files and URLs and download nothing.
         progress: show progress on stderr.
     """
-    from shoal.data.folders import VARIABLE
+    from shoal.data.download import VARIABLE
 
     to = Path(out or os.environ.get(VARIABLE) or "data").expanduser()
     downloads = {name: _download(name) for name in listed_names(datasets)}
@@ -320,50 +340,46 @@ def _download(name: str) -> Download:
         return found
     if hasattr(module, "PUBLISHED"):
         raise InputError(
-            f"{name} cannot be downloaded: the server of WILDS has been down since August 2026. If you have "
-            f"a copy of the folder {module.PUBLISHED.folder}, pass the folder that it is in as data_dir."
+            f"{name} cannot be downloaded: {module.PUBLISHED.down}. Pass the folder that "
+            f"{module.PUBLISHED.folder} "
+            "is in as data_dir."
         )
     known = ", ".join(DATASETS.having("DOWNLOAD"))
     raise InputError(f"dataset {name!r} cannot be downloaded; these can: {known}.")
 
 
 def _plan(name: str, download: Download, to: Path) -> dict[str, Any]:
-    there = download.found_in(to)
+    there = download.find(to)
     place = {"folder": str(there or to / download.home), "there": there is not None}
     return {"dataset": name, **place, "files": [vars(source) for source in download.sources]}
 
 
 def _planned(plan: Mapping[str, Any]) -> str:
-    from shoal.data.unpack import amount
+    from shoal.data.download import amount
 
     there = "exists: nothing would be downloaded" if plan["there"] else "would be downloaded"
     lines = [f"{plan['dataset']}, in {plan['folder']}, {there}"]
     for one in plan["files"]:
-        exact, about = one["size"], one["about"]
-        size = amount(exact) if exact else f"about {amount(about)}" if about else "size unknown"
-        kind, _, value = one["checksum"].partition(":")
+        size = amount(one["size"]) if one["size"] else "size unknown"
+        kind, _, value = (one["checksum"] or "").partition(":")
         checksum = f"{kind} {value} ({one['said_by']})" if kind else "no checksum is published"
         lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
     return "\n".join(lines)
 
 
 def _fetch(name: str, download: Download, to: Path, progress: bool) -> dict[str, Any]:
+    from shoal.data.download import amount
     from shoal.data.download import get as fetch
-    from shoal.data.unpack import amount
+    from shoal.registry import DATASETS
 
     told = _teller(progress)
 
-    def tell(file: str, doing: str, done: int, total: int | None) -> None:
-        known = amount if doing == "fetched" else "{:,}".format
-        told(f"{file}: {known(done)}{'' if total is None else f' of {known(total)}'} {doing}")
+    def on_progress(file: str, done: int, total: int | None) -> None:
+        told(f"{file}: {amount(done)}{'' if total is None else f' of {amount(total)}'}")
 
-    def say(text: str) -> None:
-        if progress:
-            print(text, file=sys.stderr, flush=True)
-
-    got = fetch(download, to, tell=tell, say=say)
+    got = fetch(download, to, on_progress)
     words = ["shoal", "train", "erm", name, "--data-dir", str(to)]
-    if download.layout is not None:
+    if hasattr(DATASETS.module(name), "LAYOUT"):
         words = ["shoal", "data", "check", str(got.folder), "--dataset", name]
     report = {"dataset": name, "folder": str(got.folder), "files": got.files, "notes": got.notes}
     return {**report, "next": shlex.join(words)}
@@ -373,7 +389,7 @@ def _fetched(report: Mapping[str, Any]) -> str:
     done = "is now in {folder}." if report["files"] else "is already in {folder}; nothing was downloaded."
     lines = [f"{report['dataset']} {done.format(**report)}"]
     for one in report["files"]:
-        how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published: recorded"
+        how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published"
         lines.append(f"  {one['file']}: sha256 {one['sha256']}, {how}")
     return "\n".join([*lines, *(f"  {note}." for note in report["notes"]), f"Next: {report['next']}"])
 
@@ -387,7 +403,7 @@ def example(kind: Literal["table", "images"], *, out: str | Path | None = None) 
             classes.
         out: new file or folder (default: patients.csv or photos).
     """
-    from shoal.data.example import write_images, write_table
+    from shoal.datasets.example import write_images, write_table
 
     if kind == "table":
         path, flags = write_table(out or "patients.csv"), ["--label", "ill", "--domain", "hospital"]

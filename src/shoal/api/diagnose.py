@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -115,7 +114,7 @@ class Diagnosis(Result):
         file = Path(path) / "diagnosis.json"
         try:
             write_atomically(file, dump_json(self.to_dict()))
-            return [file, *plots.save(self.figure(), Path(path) / "diagnosis")]
+            return [file, *plots.save(self.figure(), file.with_suffix(""))]
         except OSError as error:
             raise InputError(f"{str(path)!r}: {error.strerror or error}.", "out") from error
 
@@ -157,6 +156,7 @@ def diagnose(
         **options: options of the data, see :class:`~shoal.options.DataOptions`.
     """
     from shoal.experiments.diagnose import diagnose as run
+    from shoal.experiments.progress import Progress
     from shoal.report.diagnose import to_drop
     from shoal.training.processes import together
 
@@ -168,7 +168,13 @@ def diagnose(
         make_folder(out, source.given)
         if (report := source.columns()) is not None:
             write_atomically(Path(out) / "columns.json", dump_json(report))
-    with _shown(progress) as on_progress:
+    state: tuple[float, None, str] = (0.0, None, "")
+
+    def on_progress(phase: str, done: int, total: int) -> None:
+        nonlocal state
+        state = done / total, None, phase
+
+    with Progress("diagnosis", lambda: state, progress):
         result = run(loaded, seed=seed, examples=max_examples, max_domains=max_domains, progress=on_progress)
     more = {name: options[name] for name in ("data_dir",) if name in options}
     suspect = to_drop(result)
@@ -188,7 +194,8 @@ def _command(source: Source, options: Mapping[str, Any]) -> str:
 
 def _load(data: Any, options: DataOptions, progress: bool) -> tuple[Source, DomainData]:
     """What names the data on a command line, and the data."""
-    from shoal.data import from_table, sets
+    from shoal import datasets as sets
+    from shoal.data import from_table
     from shoal.data.batch import DomainData
 
     if isinstance(data, (str, Path)):
@@ -210,20 +217,3 @@ def _load(data: Any, options: DataOptions, progress: bool) -> tuple[Source, Doma
         if name not in given:
             raise InputError("specify the column.", name)
     return Source(TABLE, given, "DATA"), from_table(table, **given, **(options.get("data_options") or {}))
-
-
-@contextlib.contextmanager
-def _shown(progress: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for each phase of a diagnosis."""
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    tasks: dict[str, TaskID] = {}
-    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bars:
-
-        def update(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=total)
-            bars.update(tasks[phase], completed=done)
-
-        yield update

@@ -66,8 +66,8 @@ def evaluate(
         data_options: options of the dataset (default: the fold in the file name).
         data_dir: folder that contains the datasets (default: $SHOAL_DATA).
     """
+    from shoal import datasets as sets
     from shoal.api.source import datasets_in
-    from shoal.data import sets
     from shoal.training import predictions as written
 
     files, loaded, data = list[dict[str, Any]](), ("", dict[str, Any]()), None

@@ -25,7 +25,6 @@ from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training import predictions as written
 from shoal.training.callbacks import Point
-from shoal.training.card import beside
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
@@ -34,7 +33,7 @@ from shoal.training.options import OPTIMIZERS, complete
 from shoal.training.processes import Processes
 from shoal.training.recipes import Job, find_recipe
 from shoal.training.setup import Setup
-from shoal.training.summary import describe, summary
+from shoal.training.summary import describe, model_files, summary
 
 if TYPE_CHECKING:
     import pandas
@@ -282,7 +281,6 @@ def fit(
         journal.begin(config)
         result = run(job, journal)
         if name := full["predictions"]:
-            journal.hold()
             called = "data" if name is True else str(name)
             written.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
         journal.finish(model.state_dict(), result.record, result._files)
@@ -308,7 +306,7 @@ def run(job: Job, journal: Journal | None = None) -> Fit:
         captured=job.trainer.steps.graph is not None,
         agreement=list(job.trainer.agreement),
         record=record,
-        _files=functools.partial(beside, setup, recipe, record, config),
+        _files=functools.partial(model_files, setup, recipe, record, config),
     )
 
 

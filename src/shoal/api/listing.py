@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.api.result import Result
@@ -162,18 +160,13 @@ def _brief(name: str) -> dict[str, Any]:
     from shoal.files import read_yaml
     from shoal.registry import DATASETS
 
-    place = DATASETS.own.get(name)
-    if place is None:
-        module, package = DATASETS.module(name), DATASETS.package_of(name)
-        found = {"summary": module.SUMMARY, "paper": module.PAPER, "package": str(package)}
-    elif place.endswith(".yaml"):
-        about = read_yaml(Path(place))
+    if name in DATASETS.own:
+        known = read_yaml(DATASETS.folder / "summaries.yaml")
+        about = known.get(name) or read_yaml(DATASETS.folder / f"{name.replace('-', '_')}.yaml")
         found = {"summary": about["summary"], "paper": about["paper"]}
     else:
-        path = DATASETS.folder / f"{place.rpartition('.')[2]}.py"
-        assigned = [n for n in ast.parse(path.read_text("utf-8")).body if isinstance(n, ast.Assign)]
-        values = {ast.unparse(node.targets[0]): node.value for node in assigned}
-        found = {key: ast.literal_eval(values[key.upper()]) for key in ("summary", "paper")}
+        module, package = DATASETS.module(name), DATASETS.package_of(name)
+        found = {"summary": module.SUMMARY, "paper": module.PAPER, "package": str(package)}
     return {"name": name, **found}
 
 

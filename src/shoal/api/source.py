@@ -149,7 +149,7 @@ def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
         from shoal.data.reading import ENDINGS, ending
 
         if ending(path):
-            from shoal.data.sets.table import digest_of
+            from shoal.datasets.table import digest_of
 
             if named := {"file", "digest"} & options.keys():
                 raise InputError(f"{min(named)} cannot be set: the file is {data!r}.", "data_options")
@@ -160,7 +160,7 @@ def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
     if given:
         first = next(iter(given))
         raise InputError(f"is for tables, and {data!r} is not a .csv, .parquet or .xlsx file.", first)
-    from shoal.data import sets
+    from shoal import datasets as sets
 
     if path.is_dir():
         if data.lower().replace("_", "-") not in sets.registry.names():  # ./name and name/ are folders always
@@ -181,7 +181,7 @@ def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
 
 def _loads(name: str) -> bool:
     """Whether there is a dataset of this name, in whatever way it is found."""
-    from shoal.data import sets
+    from shoal import datasets as sets
 
     try:
         return bool(sets.registry.module(name))
@@ -262,7 +262,7 @@ def datasets_in(folder: str | Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    from shoal.data.folders import VARIABLE
+    from shoal.data.download import VARIABLE
 
     folder = Path(folder).expanduser()
     if not folder.is_dir():

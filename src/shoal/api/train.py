@@ -216,7 +216,8 @@ def configuration(
 
     recipe = find_recipe(algorithm)
     if recipe is not None:
-        algorithm, options = recipe.algorithm, recipe.fill(options)
+        named = data if isinstance(data, str) else ""
+        algorithm, options = recipe.algorithm, recipe.fill(options, named)
     algorithm, rate, label = reference(algorithm), "", recipe.name if recipe else ""
     if REFERENCE.fullmatch(algorithm):
         label = display_name(algorithm)

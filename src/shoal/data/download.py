@@ -1,70 +1,101 @@
-"""Fetching datasets: downloads that go on where they stopped, are checked, and unpacked all or nothing."""
+"""Where datasets' files are, and fetching them by pooch: resumed, checked, and unpacked all or nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import http.client
-import json
+import gzip
 import os
-import re
 import shutil
-import ssl
+import tarfile
+import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import shoal
-from shoal.data.folders import find_files
-from shoal.data.tree import Layout
-from shoal.data.unpack import Tell, amount, check_room, unpack
+from filelock import FileLock, Timeout
+
 from shoal.errors import InputError
-from shoal.files import open_regular, read_json, read_text, write_atomically
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+VARIABLE, CACHE = "SHOAL_DATA", "SHOAL_CACHE"
+SAY_WHERE = f"folder in data_options, data_dir, or the environment variable {VARIABLE} sets where"
+ARCHIVES = {".zip": "zip", ".tar": "tar", ".tar.gz": "gztar", ".tgz": "gztar"}
+TRIES, TIMEOUT = 5, 60  # attempts that bring nothing new, seconds without a byte
 
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-STARTS = {".zip": b"PK", ".gz": b"\x1f\x8b", ".tgz": b"\x1f\x8b"}
-CHUNK = 2**20
-TIMEOUT = 60  # seconds without a byte
-PAUSES = (1, 2, 4, 8)  # seconds between attempts that bring nothing new
-KEPT = "downloads"
-BEFORE = "as it came before"
+OnProgress = Callable[[str, int, int | None], None]
+"""Called with a file's name, the bytes that are there and all there will be, where it is known."""
 
-Say = Callable[[str], None]
+
+def cache_folder() -> Path:
+    """Where what is expensive to compute is kept: ``$SHOAL_CACHE``, or ``~/.cache/shoal``."""
+    return Path(os.environ.get(CACHE) or "~/.cache/shoal").expanduser()
+
+
+def roots(needed: str, folder: str | Path | None, home: str, get: str | None = None) -> list[Path]:
+    """Where to look: ``folder``, or where that is ``None`` ``$SHOAL_DATA/home`` and ``$SHOAL_DATA``."""
+    if folder is not None:
+        return [Path(str(folder)).expanduser()]
+    if root := os.environ.get(VARIABLE):
+        return [Path(root, home).expanduser(), Path(root).expanduser()]
+    raise InputError(f"{needed} are needed; {SAY_WHERE} they are{_or_get(get)}.")
+
+
+def find_files(
+    names: Sequence[str],
+    *,
+    folder: str | Path | None,
+    home: str,
+    inside: Sequence[str] = (".",),
+    endings: Sequence[str] = ("",),
+    get: str | None = None,
+) -> list[Path]:
+    """A path for each of ``names``, all from one folder.
+
+    They are looked for in the :func:`roots`, there in each folder of ``inside``, under their name with any of
+    ``endings`` after it. ``get`` is the dataset that `shoal data get` downloads them with.
+    """
+    places = [
+        root / sub for root in roots(f"the files {', '.join(names)}", folder, home, get) for sub in inside
+    ]
+    missing = names
+    for place in places:
+        paths = {n: p for n in names for e in reversed(endings) if (p := place / f"{n}{e}").is_file()}
+        lacking = [n for n in names if n not in paths]
+        if not lacking:
+            return [paths[n] for n in names]
+        if len(lacking) < len(missing):
+            missing, places = lacking, [place]
+    where = " or ".join(repr(str(place)) for place in places)
+    other = "".join(f" (or {ending})" for ending in endings if ending)
+    raise InputError(f"there is no file {missing[0]!r}{other} in {where}; {SAY_WHERE} to look{_or_get(get)}.")
+
+
+def needed(dataset: str, option: str, value: str | None, reads: str) -> Path:
+    """The path that an option of a dataset of one's own must give."""
+    if value is None:
+        what = "a folder" if option == "folder" else "a file"
+        raise InputError(f"dataset {dataset!r} reads {reads}; set {option} in data_options ({what}).")
+    return Path(str(value)).expanduser()
+
+
+def _or_get(name: str | None) -> str:
+    return f"; `shoal data get {name}` downloads them" if name else ""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file to fetch."""
+    """A file to download."""
 
     file: str
     urls: tuple[str, ...]
     """Where it is; the same bytes everywhere."""
-    checksum: str = ""
-    """``md5:…`` or ``sha256:…``; where it is empty the first download is trusted and later ones compared."""
+    checksum: str | None = None
+    """``md5:…`` or ``sha256:…``, where one is known."""
     said_by: str = ""
     """Whose checksum it is."""
     size: int | None = None
-    """In bytes, where it is known exactly."""
-    about: int | None = None
-    """In bytes, roughly, where it is not."""
-
-    @property
-    def archive(self) -> bool:
-        return self.file.endswith(ARCHIVES)
-
-
-def drive(number: str) -> str:
-    """The address of a public file in Google Drive, past the page that asks whether one is sure."""
-    return f"https://drive.usercontent.google.com/download?id={number}&export=download&confirm=t"
+    """In bytes, roughly where the checksum is not known."""
 
 
 @dataclass(frozen=True)
@@ -74,29 +105,10 @@ class Download:
     home: str
     """Its folder, below the one that datasets are in."""
     sources: tuple[Source, ...]
-    layout: Layout | None = None
-    """Where its images are; without one the files are used as they come."""
-    files: tuple[str, ...] = ()
-    """Without a layout: what must be there, in one of the folders ``inside`` and with one of ``endings``."""
-    inside: tuple[str, ...] = (".",)
-    endings: tuple[str, ...] = ("",)
+    find: Callable[[Path], Path | None]
+    """Where in a folder all of the dataset is."""
     arrange: Callable[[Path], str] | None = None
     """Is given the folder that all was unpacked to, puts it in order and says what it did."""
-
-    def found_in(self, folder: Path) -> Path | None:
-        """Where in ``folder`` all of the dataset is."""
-        if self.layout is not None:
-            with contextlib.suppress(InputError):
-                root, domains = self.layout.find(folder)
-                return root if len(domains) == len(self.layout.domains) else None
-            return None
-        for place in (folder / self.home, folder):
-            with contextlib.suppress(InputError):
-                paths = find_files(
-                    self.files, folder=place, home="", inside=self.inside, endings=self.endings
-                )
-                return paths[0].parent
-        return None
 
 
 @dataclass(frozen=True)
@@ -105,353 +117,153 @@ class Got:
 
     folder: Path
     files: list[dict[str, Any]] = field(default_factory=list)
-    """Those that were fetched; none if the dataset was there."""
+    """Those that were downloaded; none if the dataset was there."""
     notes: list[str] = field(default_factory=list)
 
 
-def get(
-    download: Download,
-    folder: Path,
-    *,
-    tell: Tell = lambda file, doing, done, total: None,
-    say: Say = lambda text: None,
-) -> Got:
-    """Fetches a dataset into its place below ``folder``, unless it is there.
+def get(download: Download, folder: Path, on_progress: OnProgress = lambda file, done, total: None) -> Got:
+    """Downloads a dataset into its place below ``folder``, unless it is there.
 
-    Files come to ``folder/downloads/home``, are checked there and unpacked to a hidden folder that takes the
-    dataset's name when all is done: what was stopped half-way never looks like a dataset.
-
-    Args:
-        download: what to fetch.
-        folder: the one that datasets are in.
-        tell: is told how far it is.
-        say: is told what went wrong and is tried again.
+    Files come to ``folder/downloads/home`` and are unpacked to a temporary folder that takes the dataset's
+    name when all is done: what was stopped half-way never looks like a dataset.
     """
-    if where := download.found_in(folder):
+    if where := download.find(folder):
         return Got(where)
-    place, work = folder / download.home, folder / KEPT / download.home
-    _make(work)
-    with _alone(work):
-        try:
-            if where := download.found_in(folder):  # another process brought it just now
-                return Got(where)
-            if (
-                download.layout is not None
-                and place.exists()
-                and (not place.is_dir() or any(place.iterdir()))
-            ):
-                raise InputError(
-                    f"{str(place)!r} exists but is not a complete copy of {download.layout.title}; move it "
-                    "away, or choose another folder."
-                )
-            files = [_obtain(source, work / source.file, tell, say) for source in download.sources]
-            notes = _settle(download, work, folder, tell)
-            for source, one in zip(download.sources, files, strict=True):
-                if not one["checked"]:  # later downloads are compared with this one, as sha256sum does
-                    note = f"{one['sha256']}  {source.file}\n"
-                    write_atomically(_note(work / source.file), note.encode())
-                (work / source.file).unlink()
-            return Got(place, files, notes)
-        finally:
-            for empty in (work, work.parent):
-                with contextlib.suppress(OSError):
-                    empty.rmdir()
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder {str(folder)!r} cannot be made: {error.strerror}.") from error
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Refuses a second process; the lock ends with the one that holds it, however that ends."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"another process is downloading to {str(folder)!r}; wait for it.") from None
-        yield
-    finally:
-        os.close(handle)
-
-
-# Checking
-
-
-def _obtain(source: Source, path: Path, tell: Tell, say: Say) -> dict[str, Any]:
-    """The file, fetched unless it is there, and checked."""
-    url = "" if path.exists() else fetch(source.urls, path, tell=tell, say=say)
-    size, result = path.stat().st_size, _digests(path)
-    expected, whose = _expected(source, path)
-    kind, _, right = expected.partition(":")
-    with open_regular(path) as file:
-        start = file.read(8)
-    wrong = ""
-    if kind and result[kind] != right.lower():
-        wrong = f"its {kind} is {result[kind]}, not {right.lower()} ({whose})"
-    elif source.size is not None and size != source.size:
-        wrong = f"it has {size:,} bytes, not {source.size:,}"
-    elif not start.startswith(STARTS.get(path.suffix, b"")):
-        wrong = f"it has {amount(size)} that are no {path.suffix} file"
-    if wrong:
-        away = path.with_name(f"{path.name}.wrong")
-        os.replace(path, away)
-        changed = f" If it may have changed, remove {_note(path).name!r} there." if whose == BEFORE else ""
+    place, work = folder / download.home, folder / "downloads" / download.home
+    if place.exists() and any(place.iterdir()):
         raise InputError(
-            f"{source.file}{f' from {url}' if url else ''} does not match: {wrong}. It is now "
-            f"{str(away)!r}; the same command downloads it again.{changed}"
+            f"{str(place)!r} exists but is not a complete copy; move it away or choose another folder."
         )
-    return {"file": source.file, "url": url, "bytes": size, "sha256": result["sha256"], "checked": whose}
-
-
-def _expected(source: Source, path: Path) -> tuple[str, str]:
-    """The checksum a file should have, and whose it is."""
-    if source.checksum:
-        return source.checksum, source.said_by
-    note = _note(path)
-    if not note.exists():
-        return "", ""
-    words = read_text(note, errors="replace").split()
-    if not words or not re.fullmatch(r"[0-9a-fA-F]{64}", words[0]):
-        raise InputError(f"{str(note)!r} contains no sha256; remove it to accept the next download.")
-    return f"sha256:{words[0]}", BEFORE
-
-
-def _note(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
-
-
-def _digests(path: Path) -> dict[str, str]:
-    sums = {"md5": hashlib.md5(usedforsecurity=False), "sha256": hashlib.sha256()}
-    with open_regular(path) as file:
-        while chunk := file.read(CHUNK):
-            for each in sums.values():
-                each.update(chunk)
-    return {kind: each.hexdigest() for kind, each in sums.items()}
-
-
-# Fetching
-
-
-class _Refused(Exception):
-    """A server will not give the file, now or later."""
-
-
-class _Part:
-    """What has come of a file so far, and of which version at which address.
-
-    The version is what the server called it, its ETag or date: the rest is asked for of the same one only.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_name(f"{path.name}.part")
-        self.note = path.with_name(f"{path.name}.part.json")
-        self.url, self.version = "", ""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            stated = read_json(self.note)
-            self.url, self.version = str(stated["url"]), str(stated["version"])
-
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def usable(self, url: str) -> int:
-        """How many bytes need not come again from there."""
-        return self.size() if self.version and self.url == url else 0
-
-    def begin(self, url: str, version: str) -> None:
-        # Emptied before the note is written: a kill in between leaves no bytes under a wrong version.
-        with _writing(self.path):
-            self.path.write_bytes(b"")
-            write_atomically(self.note, json.dumps({"url": url, "version": version}).encode())
-        self.url, self.version = url, version
-
-    def finish(self, path: Path) -> None:
-        os.replace(self.path, path)
-        self.note.unlink(missing_ok=True)
-
-
-def fetch(urls: Sequence[str], path: Path, *, tell: Tell, say: Say) -> str:
-    """Fetches a file from the first address that gives it, which is returned.
-
-    What came stays in ``path.part``, and the next call goes on from there. Broken connections and servers
-    that are busy are tried again a few times.
-    """
-    part, troubles = _Part(path), []
-    for url in sorted(urls, key=lambda url: url != part.url):  # where it began, it goes on
-        try:
-            _fetch(url, part, path.name, tell, say)
-            part.finish(path)
-            return url
-        except _Refused as why:
-            troubles.append(f"{url}: {why}")
-        if part.usable(part.url):  # another address would begin anew
-            break
-    had = part.usable(part.url)
-    kept = f" {amount(had)} are saved; the same command resumes." if had else ""
-    by_hand = f" Put the file at {str(path)!r} and run the same command again."
-    raise InputError(f"{path.name} could not be downloaded: {'; '.join(troubles)}.{kept or by_hand}")
-
-
-def _fetch(url: str, part: _Part, name: str, tell: Tell, say: Say) -> None:
-    best, failures = part.usable(url), 0
-    while True:
-        try:
-            _attempt(url, part, name, tell)
-            return
-        except (OSError, http.client.HTTPException) as error:
-            trouble, pause = _said(error), _pause(error)
-        if part.size() > best:  # a server that always breaks off at the same place ends this all the same
-            best, failures = part.size(), 0
-        if failures == len(PAUSES):
-            raise _Refused(f"{trouble}, {failures + 1} times")
-        wait = PAUSES[failures] if pause is None else pause
-        say(f"{name}: {trouble}; trying again in {wait} s")
-        time.sleep(wait)
-        failures += 1
-
-
-def _pause(error: Exception) -> int | None:
-    """How long the server asks to wait. An error that will not pass is raised as such."""
-    if isinstance(error, urllib.error.HTTPError):
-        if error.code not in (408, 429) and error.code < 500:
-            raise _Refused(_said(error)) from error
-        asked = str(error.headers.get("Retry-After", ""))
-        return min(int(asked), 60) if asked.isdecimal() else None
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, str | ssl.SSLCertVerificationError):
-        raise _Refused(_said(error)) from error
-    return None
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server responded {error.code} {error.reason}"
-    reason = getattr(error, "reason", error)
-    return str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
-
-
-def _attempt(url: str, part: _Part, name: str, tell: Tell) -> None:
-    """One connection: all of the file, or the rest of it."""
-    had = part.usable(url)
-    headers = {"User-Agent": f"shoal/{shoal.__version__}", "Accept-Encoding": "identity"}
-    if had:
-        headers |= {"Range": f"bytes={had}-", "If-Range": part.version}
     try:
-        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or not had:
-            raise
-        if str(error.headers.get("Content-Range", "")) == f"bytes */{had}":
-            return  # all of it was there
-        part.begin(url, "")
-        raise ConnectionError("the file on the server is shorter than the part already downloaded") from error
-    with answer:
-        if answer.headers.get_content_type() == "text/html" and not name.endswith((".html", ".htm")):
-            raise _Refused(_PAGE)
-        total = _total(answer)
-        if getattr(answer, "status", None) != 206:
-            had = 0
-            part.begin(url, _version(answer.headers))
-        elif not (
-            str(answer.headers.get("Content-Range", "")).startswith(f"bytes {had}-")
-            and _version(answer.headers) in (part.version, "")
-        ):
-            part.begin(url, "")
-            raise ConnectionError("the server sent a different part than requested")
-        if total is not None:
-            check_room(part.path.parent, total - had, name)
-        with _writing(part.path):
-            out = part.path.open("ab", buffering=0)
-        with out:
-            while chunk := answer.read(CHUNK):
-                with _writing(part.path):
-                    _write(out, chunk)
-                had += len(chunk)
-                tell(name, "fetched", had, total)
-    if total is not None and had < total:
-        raise ConnectionError(f"the connection was closed after {had:,} of {total:,} bytes")
-
-
-_PAGE = (
-    "the server sent a web page instead of a file, as Google Drive does when a file was requested "
-    "too often or is gone"
-)
-
-
-def _total(answer: Any) -> int | None:
-    """The size of the whole file, if the server says."""
-    span = str(answer.headers.get("Content-Range", "")) if getattr(answer, "status", None) == 206 else ""
-    stated = span.rpartition("/")[2] if span else str(answer.headers.get("Content-Length", ""))
-    return int(stated) if stated.isdecimal() else None
-
-
-def _version(headers: Any) -> str:
-    """What tells this version of the file from others; a weak ETag does not."""
-    tag = str(headers.get("ETag", ""))
-    return tag if tag.startswith('"') else str(headers.get("Last-Modified", ""))
-
-
-def _write(out: IO[bytes], chunk: bytes) -> None:
-    view = memoryview(chunk)
-    while view:
-        view = view[out.write(view) :]
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """What a disk refuses is not taken for a broken connection."""
-    try:
-        yield
+        work.mkdir(parents=True, exist_ok=True)
+        with FileLock(work / ".lock", blocking=False):
+            files = [_fetch(source, work, on_progress) for source in download.sources]
+            partial = Path(tempfile.mkdtemp(prefix=f".{download.home}-", dir=folder))
+            try:
+                for source in download.sources:
+                    _unpack(work / source.file, partial)
+                notes = [download.arrange(partial)] if download.arrange else []
+                os.replace(_inner(partial), place)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except Timeout:
+        raise InputError(f"another process is downloading to {str(work)!r}; wait for it.") from None
     except OSError as error:
+        raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.") from error
+    shutil.rmtree(work, ignore_errors=True)
+    return Got(place, files, notes)
+
+
+def _unpack(path: Path, to: Path) -> None:
+    """By the filter for data: no member outside of the folder, no links out of it, no devices."""
+    kind = next((kind for ending, kind in ARCHIVES.items() if path.name.endswith(ending)), None)
+    try:
+        if kind is None:
+            shutil.copy(path, to)
+        elif kind == "zip":
+            shutil.unpack_archive(path, to, kind)
+        else:
+            shutil.unpack_archive(path, to, kind, filter="data")
+    except (shutil.ReadError, tarfile.TarError, zlib.error, gzip.BadGzipFile, ValueError, EOFError) as error:
         raise InputError(
-            f"{str(path)!r} cannot be written: {error.strerror}. Free some disk space; the same "
-            "command resumes."
+            f"{str(path)!r} cannot be unpacked ({error}); remove it to download it again."
         ) from error
 
 
-# Unpacking
+def _inner(folder: Path) -> Path:
+    """The only folder in it, where an archive has one around everything."""
+    inside = [p for p in folder.iterdir() if p.name != "__MACOSX"]
+    return _inner(inside[0]) if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _settle(download: Download, work: Path, folder: Path, tell: Tell) -> list[str]:
-    """Unpacks what was fetched beside the dataset's place, and moves it there when it is whole."""
-    aside, place = folder / f".{download.home}.unpacking", folder / download.home
-    _remove(aside)  # of a process that was killed
-    aside.mkdir()
+def _fetch(source: Source, work: Path, on_progress: OnProgress) -> dict[str, Any]:
+    """A source's file in ``work``, whose checksum is right where one is known."""
     try:
-        for source in download.sources:
-            if source.archive:
-                unpack(work / source.file, aside, tell)
-            else:
-                shutil.copyfile(work / source.file, aside / source.file)
-        notes = [download.arrange(aside)] if download.arrange else []
-        if download.layout is None:
-            _make(place)
-            for source in download.sources:
-                os.replace(aside / source.file, place / source.file)
-        else:
-            if (whole := download.found_in(aside)) is None:
-                raise InputError(
-                    f"{', '.join(s.file for s in download.sources)}: not all domains of "
-                    f"{download.layout.title} are in it ({', '.join(download.layout.domains)}). "
-                    f"The files are in {str(work)!r}."
+        import pooch
+        from requests import RequestException
+    except ImportError as error:
+        raise InputError("downloads require pooch: pip install 'shoal[download]'.") from error
+    pooch.get_logger().setLevel("WARNING")
+    resume, problems = Resume(work / f"{source.file}.part", on_progress), []
+    for url in source.urls:
+        try:
+            path = pooch.retrieve(url, source.checksum, source.file, work, downloader=resume)
+            size, digest = Path(path).stat().st_size, pooch.file_hash(path)
+            return {
+                "file": source.file,
+                "url": url,
+                "bytes": size,
+                "sha256": digest,
+                "checked": source.said_by,
+            }
+        except (RequestException, ValueError) as error:  # ValueError: another checksum
+            problems.append(f"{url}: {' '.join(str(error).split())[:300]}")
+    raise InputError(
+        f"{source.file} could not be downloaded: {'; '.join(problems)}. The same command resumes; a file "
+        "that you "
+        f"have is taken from {str(work / source.file)!r}."
+    )
+
+
+class Resume:
+    """A downloader for pooch that resumes: the rest of ``part`` is asked for of the same version."""
+
+    def __init__(self, part: Path, on_progress: OnProgress) -> None:
+        self.part, self.on_progress = part, on_progress
+        self.tag = part.with_name(f"{part.name}.etag")
+
+    def __call__(self, url: str, output_file: Any, pooch: Any, check_only: bool = False) -> None:
+        from requests import ConnectionError, Timeout
+        from requests.exceptions import ChunkedEncodingError
+
+        failures, size = 0, -1
+        while True:
+            try:
+                self._continue(url)
+                break
+            except (ConnectionError, Timeout, ChunkedEncodingError):
+                there = self.part.stat().st_size if self.part.exists() else 0
+                failures, size = (failures + 1 if there <= size else 1), there
+                if failures == TRIES:
+                    raise
+                time.sleep(min(2**failures, 30))
+        shutil.move(self.part, output_file)
+        self.tag.unlink(missing_ok=True)
+
+    def _continue(self, url: str) -> None:
+        import requests
+
+        headers = {"Accept-Encoding": "identity"}
+        done = self.part.stat().st_size if self.part.exists() and self.tag.exists() else 0
+        if done:
+            headers |= {"Range": f"bytes={done}-", "If-Range": self.tag.read_text().partition("\n")[0]}
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+            if response.status_code == 416:  # the file is shorter than what came, or all of it is there
+                self.tag.unlink()
+                raise requests.ConnectionError("the part that was downloaded does not fit the file")
+            response.raise_for_status()
+            if response.headers.get("Content-Type", "").startswith("text/html"):
+                raise requests.RequestException(
+                    "the server sent a web page instead of the file, as Google Drive does after too many "
+                    "downloads"
                 )
-            os.replace(whole, place)
-    except OSError as error:
-        what = f"{error.filename!r}: {error.strerror}" if error.filename else error.strerror or error
-        raise InputError(f"{download.home} cannot be unpacked in {str(folder)!r}: {what}.") from error
-    finally:
-        _remove(aside)
-    return notes
+            done = done if response.status_code == 206 else 0
+            version = response.headers.get("ETag") or response.headers.get("Last-Modified")
+            self.tag.unlink(missing_ok=True)
+            if version and not version.startswith("W/"):
+                self.tag.write_text(version)
+            rest = response.headers.get("Content-Length")
+            total = None if rest is None else done + int(rest)
+            with self.part.open("ab" if done else "wb") as file:
+                for chunk in response.iter_content(2**16):
+                    done += file.write(chunk)
+                    self.on_progress(self.part.stem, done, total)
+        if total is not None and done < total:
+            raise requests.ConnectionError(f"the connection was closed after {done:,} of {total:,} bytes")
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def amount(size: float) -> str:
+    """Bytes in words."""
+    units = ("bytes", "kB", "MB", "GB")
+    place = next((n for n in range(3) if size < 1000 ** (n + 1)), 3)
+    return f"{size / 1000**place:,.{0 if place == 0 else 1}f} {units[place]}"

@@ -1,73 +1,160 @@
-"""Examples that are image files, decoded when they are asked for."""
+"""Image files listed in a DataFrame, decoded and augmented when they are asked for."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
-import math
 import os
+import re
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache, partial
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.data.augment import UNCHANGED, Augment, Box, recolour_batch
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.sampler import key
-from shoal.data.splits import held_out_names, last_domain
+from shoal.data.splits import last_domain, natural_key
 from shoal.data.splits import split as split_by_domain
-from shoal.data.tree import FileList, Layout, image_names, subfolders
 from shoal.errors import InputError
-from shoal.files import check_regular, open_regular
-from shoal.settings import Pixels, Seed, checked
+from shoal.settings import Pixels, checked
+from shoal.vision import load
 
 if TYPE_CHECKING:
+    import pandas as pd
     from PIL.Image import Image
 
 SIZE = 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""What a file's content may be, whatever its name says. EPS is not among them: Pillow starts Ghostscript."""
+IGNORED = ("thumbs.db", "desktop.ini")  # left behind by file managers, as hidden files are
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "images")
+"""Folders that are called so hold parts of a dataset, and no domains."""
+LAYOUT = "the layout is folder/domain/class/image"
 BAD = ("stop", "skip")
 SPLITS = ("train", "validation", "test")
-TRAIN, VALIDATION = 1, 2  # a file's split is its place in SPLITS, from 1; 0 is none, and others are higher
-CHANGES = 23  # what a key is for
-SMALL, KEPT = 64, 2**30  # images of at most 64 × 64 are kept in memory, up to 1 GiB of them
-CHUNK = 256  # files that a process looks at before it says so
+VALIDATION_AUGMENTATION = 23  # what a key is for
+SMALL, MOST_SMALL = 64 * 64, 80_000  # decoded images of at most so many pixels are kept in memory
 
 
 class Unreadable(Exception):
     """A file is no image, or only a part of one."""
 
 
-def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) -> tuple[Image, Box]:
-    """An image in RGB, and which part of it will be resized to ``size``: what ``crop`` says, or all.
+# Files
 
-    A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size at which that part still has
-    ``size`` pixels each way. A note in it on how it was turned is not followed, as in torchvision's
-    ImageFolder. Sixteen bits a pixel become the upper eight, what is transparent keeps its colour, and of
-    several frames the first counts.
+
+def read_folders(root: str | Path, domains: Mapping[str, Sequence[str]] | None = None) -> pd.DataFrame:
+    """The images in ``root/domain/class``: columns path, domain and label, the last two categorical.
+
+    ``domains`` maps a domain to its folders below ``root``, each of which has classes in it; by default every
+    folder is a domain. Warns of files that are no images, and of a class that a domain lacks.
+    """
+    root = os.fspath(root)
+    if domains is None:
+        domains = {name: [name] for name in subfolders(root)}
+    rows: list[tuple[str, str, str]] = []
+    others: list[str] = []
+    for domain, folders in domains.items():
+        count = len(rows)
+        for place in (
+            os.path.join(root, folder, c) for folder in folders for c in subfolders(f"{root}/{folder}")
+        ):
+            names = sorted(e.name for e in _entries(place) if e.name.lower() not in IGNORED)
+            images = [n for n in names if n.lower().endswith(ENDINGS)]
+            others += [os.path.join(place, n) for n in names if not n.lower().endswith(ENDINGS)]
+            rows += [(os.path.join(place, n), domain, os.path.basename(place)) for n in images]
+        if len(rows) == count:
+            where = os.path.join(root, folders[0])
+            raise InputError(f"there is no image in the class folders of {where!r}; {LAYOUT}.")
+    if not rows:
+        raise InputError(f"there is no image in {root!r}; {LAYOUT}.")
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        warnings.warn(
+            f"{others[0]!r}{more} ignored: image extensions are {', '.join(ENDINGS)}.", stacklevel=2
+        )
+    return image_frame(rows)
+
+
+def image_frame(rows: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
+    """A DataFrame of (path, domain, label): domains in natural order, classes sorted, numbers by value."""
+    import pandas as pd
+
+    frame = pd.DataFrame(rows, columns=["path", "domain", "label"])
+    names = list(frame["label"].unique())
+    numbers = all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names)
+    classes = sorted(names, key=int) if numbers else sorted(names)
+    domains = sorted(frame["domain"].unique(), key=natural_key)
+    for column, categories in (("domain", domains), ("label", classes)):
+        frame[column] = pd.Categorical(frame[column], categories)
+    lacking = missing_classes(frame)
+    if lacking:
+        text = ", ".join(f"{label!r} in {domain!r}" for domain, label in lacking[:3])
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        warnings.warn(f"there is no image of class {text}{more}.", stacklevel=3)
+    return frame
+
+
+def missing_classes(files: pd.DataFrame) -> list[tuple[str, str]]:
+    """Every domain and class of which there is no file: a model cannot learn the class there."""
+    counts = files.groupby(["domain", "label"], observed=False).size()
+    return list(counts[counts == 0].index)
+
+
+def domain_folders(root: str | Path, splits_are_domains: bool = False) -> list[str]:
+    """The folders in ``root``, each a domain; refused where their names are those of splits."""
+    names = subfolders(root)
+    splits = [n for n in names if n.lower() in SPLIT_NAMES]
+    if splits_are_domains or (len(splits) < 2 and (not names or len(splits) < len(names))):
+        return names
+    place, shown = Path(root), ", ".join(f"{n}/" for n in splits)
+    deeper = [n for n in splits if any(subfolders(place / n / d) for d in subfolders(place / n))]
+    advice = f"give {str(place / deeper[0])!r}" if deeper else f"{LAYOUT}, and domains are not in it"
+    raise InputError(
+        f"{shown} in {str(root)!r} look like splits, not domains: {advice}. "
+        "To use them as domains, set splits_are_domains in data_options."
+    )
+
+
+def subfolders(place: str | Path) -> list[str]:
+    """The names of the folders in a folder in natural order, without hidden ones."""
+    return sorted((e.name for e in _entries(place) if e.is_dir()), key=natural_key)
+
+
+def _entries(place: str | Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(place) as entries:
+            yield from (e for e in entries if not e.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"the folder {os.fspath(place)!r} cannot be read: {error.strerror}.") from error
+
+
+# Decoding
+
+
+def decode(path: str, least: int | None = None) -> Image:
+    """An image in RGB; a JPEG may be decoded smaller, but with ``least`` pixels each way.
+
+    A note in it on how it was turned is not followed, as in torchvision's ImageFolder. Sixteen bits per pixel
+    become the upper eight, transparent pixels become white, and of several frames the first counts.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        check_regular(path)
-        with Image.open(path) as image:
-            width, height = image.size
-            left, top, right, bottom = crop(width, height) if crop else (0, 0, width, height)
-            wanted = math.ceil(width * size / (right - left)), math.ceil(height * size / (bottom - top))
-            drafted = image.draft(None, wanted)
-            shrunk = drafted[1][2] / width if drafted else 1.0
-            return to_rgb(image), (left * shrunk, top * shrunk, right * shrunk, bottom * shrunk)
+        with Image.open(path, formats=FORMATS) as image:
+            if least is not None:
+                image.draft(None, (least, least))
+            return to_rgb(image)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -77,16 +164,32 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
 
 
 def to_rgb(image: Image) -> Image:
+    """An image in RGB on white: what colour transparent pixels have differs between programs."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # convert would cut everything off at 255
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colours, and Pillow does not warn
-    if image.mode != "RGB":
-        return image.convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
     image.load()
-    return image
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def header(path: str) -> tuple[int, int, bool]:
+    """Width, height and whether there may be transparency; zeros where the file cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return *image.size, image.has_transparency_data
+    except Exception:
+        return 0, 0, False
+
+
+def need_pillow() -> None:
+    load("PIL.Image", "images")
 
 
 def described(
@@ -106,95 +209,162 @@ class ToTensor:
         self.scale = torch.tensor([1 / (255 * d) for d in deviation])[:, None, None]
         self.shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])[:, None, None]
 
-    def resize(self, image: Image, box: Box | None = None) -> Image:
-        """The part ``box`` of an image at the size, whatever its shape was."""
+    def pixels(self, image: Image) -> Tensor:
+        """uint8, (3, ``size``, ``size``), whatever the shape of the image was."""
         from PIL import Image
 
-        return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+        resized = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
 
-    def pixels(self, image: Image) -> Tensor:
-        """uint8, (3, ``size``, ``size``)."""
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-    def numbers(self, image: Image) -> Tensor:
-        return self.pixels(image).float().mul_(self.scale).add_(self.shift)
+    def normalize(self, pixels: Tensor) -> Tensor:
+        scale, shift = _on_device(self, pixels.device)
+        return pixels.float().mul_(scale).add_(shift)
 
     def __call__(self, source: Any) -> Tensor:
         """An image of Pillow's, or of a file that is named."""
-        image, box = decode(source, self.size) if isinstance(source, str) else (to_rgb(source), None)
-        return self.numbers(self.resize(image, box))
+        image = decode(source, self.size) if isinstance(source, str) else to_rgb(source)
+        return self.normalize(self.pixels(image))
+
+
+@lru_cache(maxsize=16)
+def _on_device(to_tensor: ToTensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scale and shift, copied to a device once."""
+    return to_tensor.scale.to(device), to_tensor.shift.to(device)
+
+
+# Augmentation
+
+
+class Augment:
+    """DomainBed's random changes of training images: a crop of 0.7 to 1.0 of the area, a mirror image,
+    brightness, contrast, saturation and hue by up to 0.3, and now and then no colours.
+
+    By torchvision on the CPU; with ``colours=False`` only the crop, and :meth:`numbers` are what
+    :func:`recolour` needs to do the rest on any device. Random numbers come from torch's own generator alone,
+    so they do not depend on the process.
+
+    Reference: Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021.
+    """
+
+    def __init__(self, size: int) -> None:
+        load("torchvision", "images")
+        from torchvision.transforms import v2
+
+        self.crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
+        self.colours = v2.Compose(
+            [v2.RandomHorizontalFlip(), v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
+        )
+
+    def __call__(self, image: Image, colours: bool) -> Image:
+        cropped = self.crop(image)
+        return self.colours(cropped) if colours else cropped
+
+    @staticmethod
+    def numbers() -> Tensor:
+        """Mirrored and grey (0 or 1), factors of brightness, contrast and saturation, the turn of the hue."""
+        flip, grey, *factors, turn = torch.rand(6).tolist()
+        factors = [1 + 0.3 * (2 * u - 1) for u in factors]
+        return torch.tensor([flip < 0.5, grey < 0.1, *factors, 0.3 * (2 * turn - 1)])
+
+
+UNCHANGED = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
+"""The numbers of an image that stays as it is."""
+
+
+def recolour(pixels: Tensor, numbers: Tensor) -> Tensor:
+    """uint8 images (B, 3, h, w), changed as :meth:`Augment.numbers` (B, 6) say, as floats from 0 to 255."""
+    flip, grey, brightness, contrast, saturation, turn = numbers[:, :, None, None, None].unbind(1)
+    x = pixels.to(numbers.dtype)
+    x = torch.where(flip > 0, x.flip(3), x)
+    x = (x * brightness).clamp(0, 255)
+    x = torch.lerp(_grey(x).mean((2, 3), keepdim=True), x, contrast).clamp(0, 255)
+    x = torch.lerp(_grey(x), x, saturation).clamp(0, 255)
+    red, green, blue = x.split(1, 1)
+    value, range_ = x.amax(1, keepdim=True), x.amax(1, keepdim=True) - x.amin(1, keepdim=True)
+    safe = torch.where(range_ == 0, 1.0, range_)
+    hue = torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4)
+    hue = torch.where(value == red, (green - blue) / safe, hue) + 6 * turn
+    distances = [(start + hue) % 6 for start in (5, 3, 1)]
+    x = torch.cat([value - range_ * torch.minimum(d, 4 - d).clamp(0, 1) for d in distances], 1)
+    return torch.where(grey > 0, _grey(x), x)
+
+
+def _grey(x: Tensor) -> Tensor:
+    red, green, blue = x.split(1, 1)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+# Examples
 
 
 class ImageFiles(Examples):
     """Image files as examples: float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
 
-    Images are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
-    ``augment`` first, and no others; :meth:`evaluation` changes none. With ``augment_validation`` it changes
-    those of training and validation too, as DomainBed does: there each image in the same way always, by
+    Images are squashed to a square, as in DomainBed. Those in the split ``"train"`` (:meth:`in_splits`) are
+    augmented first, and no others; :meth:`evaluation` augments none. With ``augment_validation`` images of
+    training and validation are augmented there too, as DomainBed does: each always in the same way, by
     ``seed`` and its place among the files.
 
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
-    the next one that can takes its place: of the same domain, split and class, or where there is none, of
-    another class. Which one that is depends on the files alone.
+    the next one of its domain, split and class takes its place (of another class if there is none). Which one
+    that is depends on the files alone.
 
-    Small images (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
-    keeps all, at full size, and ``False`` none.
+    The images of :meth:`on_device` are uint8, and are recoloured and normalized on the device of the batch
+    (:meth:`finish`). ``augment_on`` says whether a training takes these: ``"device"``, ``"cpu"``, or
+    ``None``: on CUDA where its memory format is ``"auto"``.
 
-    The images of :meth:`on_device` are uint8, and colours are changed and numbers normalised where a batch is
-    computed on (:meth:`finish`). ``augment_on`` says whether a training takes these: ``"device"``,
-    ``"cpu"``, or ``None``: on CUDA where its memory format is ``"auto"``.
+    Args:
+        files: DataFrame of :func:`image_frame`.
     """
 
     @checked
     def __init__(
         self,
-        files: FileList,
-        split: Any = None,
+        files: Any,
         *,
         size: Pixels = SIZE,
-        augment: Augment | None = None,
+        augment: bool = False,
         bad: Literal["stop", "skip"] = "stop",
-        cache: bool | None = None,
         mean: Sequence[float] = MEAN,
         deviation: Sequence[float] = DEVIATION,
         augment_validation: bool = False,
         seed: int = 0,
         augment_on: Literal["cpu", "device"] | None = None,
     ) -> None:
-        self.files, self.size, self.augment, self.bad = files, size, augment, bad
-        self.augment_on, self.raw = augment_on, False
-        self.augment_validation, self.seed, self.evaluated = augment_validation, seed, False
         need_pillow()
+        self.files, self.size, self.bad, self.seed, self.augment_on = files, size, bad, seed, augment_on
+        self.paths = files["path"].array
+        self.labels = files["label"].cat.codes.to_numpy(np.int64)
+        self.groups = files["domain"].cat.codes.to_numpy(np.int64)
+        self.classes, self.domains = (tuple(files[c].cat.categories) for c in ("label", "domain"))
         self.to_tensor = ToTensor(size, mean, deviation)
-        self.split: NDArray[np.uint8] = np.zeros(len(files), np.uint8) if split is None else split
+        self.augment = Augment(size) if augment else None
+        self.augment_validation, self.evaluated, self.raw = augment_validation, False, False
+        self.split = np.zeros(len(files), np.int8)  # 1 train, 2 validation, others higher; 0: none
         # In memory that processes share: what one found bad, no other opens or reports again.
         self.known_bad = torch.zeros(len(files) if bad == "skip" else 0, dtype=torch.uint8).share_memory_()
-        self.kept: list[NDArray[np.uint8] | None] | None = None
-        if cache or self._is_small(cache):
-            self.kept = self._keep(limit=math.inf if cache else KEPT)
+        self.small: dict[int, NDArray[np.uint8]] = {}
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        augment, split = self.augment, (TRAIN, VALIDATION) if self.evaluated else (TRAIN,)
-        changes: Sequence[float] = UNCHANGED
-        if augment is None or self.split[index] not in split:
-            used, image, box = self._read(index)
-            image = self.to_tensor.resize(image, box)
+        augmented = (1, 2) if self.evaluated else (1,)
+        if self.augment is None or self.split[index] not in augmented:
+            used, image = self._read(index, self.size)
+            pixels, numbers = self.to_tensor.pixels(image), UNCHANGED
         else:
-            chances = augment.draw(self._generator(index) if self.evaluated else None)
-            used, image, box = self._read(index, partial(augment.box, chances))
-            image = self.to_tensor.resize(image, box)
-            if self.raw:
-                changes = augment.changes(chances)
-            else:
-                image = augment.recolour(chances, image)
-        label = int(self.files.labels[used])
+            used, image = self._read(index, 2 * self.size)  # a crop of it then has enough pixels
+            with torch.random.fork_rng(devices=[], enabled=self.evaluated):
+                if self.evaluated:  # not torch.manual_seed, which would reseed accelerators as well
+                    drawn = key(VALIDATION_AUGMENTATION, self.seed, index)[0] >> np.uint64(1)
+                    torch.default_generator.manual_seed(int(drawn))
+                pixels = self.to_tensor.pixels(self.augment(image, colours=not self.raw))
+                numbers = self.augment.numbers() if self.raw else UNCHANGED
+        label = int(self.labels[used])
         if not self.raw:
-            return self.to_tensor.numbers(image), label
-        pixels = self.to_tensor.pixels(image)
-        return pixels if augment is None else (pixels, torch.tensor(changes)), label
+            return self.to_tensor.normalize(pixels), label
+        return pixels if self.augment is None else (pixels, numbers), label
 
     def on_device(self) -> Self:
         """The same files as uint8, of which :meth:`finish` makes what a model takes."""
@@ -202,37 +372,27 @@ class ImageFiles(Examples):
         same.raw = True
         return same
 
-    def finish(self, x: Any) -> Tensor:
+    def finish(self, x: Any) -> Any:
         if not self.raw:
-            found: Tensor = x
-            return found
-        pixels, changes = (x, None) if isinstance(x, Tensor) else x
+            return x
+        pixels, numbers = (x, None) if isinstance(x, Tensor) else x
         if pixels.ndim == 3:
-            return self.finish(pixels[None] if changes is None else (pixels[None], changes[None]))[0]
-        numbers = pixels.float() if changes is None else recolour_batch(pixels, changes)
-        scale, shift = _constants(self.to_tensor, numbers.device)
-        return numbers.mul_(scale).add_(shift)
-
-    def _generator(self, index: int) -> torch.Generator:
-        return torch.Generator().manual_seed(int(key(CHANGES, self.seed, index)[0] >> np.uint64(1)))
+            return self.finish(pixels[None] if numbers is None else (pixels[None], numbers[None]))[0]
+        return self.to_tensor.normalize(pixels if numbers is None else recolour(pixels, numbers))
 
     def known_labels(self) -> NDArray[Any]:
-        return self.files.labels
+        return self.labels
 
     def path(self, index: int) -> str:
-        return self.files.path(index)
+        return str(self.paths[index])
 
     def problem(self, index: int) -> str | None:
-        try:
-            self._decoded(index, None)
-        except Unreadable as error:
-            return str(error)
-        return None
+        return inspect_file(self.path(index))[0]
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
         same = copy.copy(self)
-        same.split = np.zeros(len(self), np.uint8)
+        same.split = np.zeros(len(self), np.int8)
         for number, (name, domains) in enumerate(splits.items(), len(SPLITS) + 1):
             same.split[domains.examples()] = 1 + SPLITS.index(name) if name in SPLITS else number
         return same
@@ -243,268 +403,140 @@ class ImageFiles(Examples):
         same.augment, same.evaluated = self.augment if self.augment_validation else None, True
         return same
 
-    def _read(self, index: int, crop: Callable[[int, int], Box] | None = None) -> tuple[int, Image, Box]:
+    def digest(self) -> str:
+        """Of all that the inputs follow from: the files (names, sizes, dates), labels and preprocessing."""
+        found = hashlib.sha256(repr((self.size, self.bad, self.classes, self.domains)).encode())
+        for path in self.paths:
+            about = os.stat(path)
+            found.update(f"{path}|{about.st_size}|{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        parts: list[Any] = [self.labels, self.groups, self.split if self.bad == "skip" else self.split[:0]]
+        for part in (*parts, self.to_tensor.scale.numpy(), self.to_tensor.shift.numpy()):
+            found.update(np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
+
+    def decoded(self, index: int, least: int) -> Image:
+        """The image at ``index``; raises Unreadable."""
+        return decode(self.path(index), least)
+
+    def _read(self, index: int, least: int) -> tuple[int, Image]:
         """The file or what takes its place, decoded, and which one it is."""
-        why = "nor can any other of its domain and split"
-        for i in self._in_turn(index):
+        from PIL import Image
+
+        if (pixels := self.small.get(index)) is not None:
+            return index, Image.fromarray(pixels)
+        problems: list[str] = []
+        for i in self._candidates(index):
             try:
-                return i, *self._decoded(i, crop)
+                image = self.decoded(i, least)
             except Unreadable as error:
-                if not os.path.isdir(self.files.root):
-                    raise InputError(f"the folder {self.files.root!r} no longer exists.") from error
-                if self.bad == "stop":
-                    why = str(error)
-                    break
-                self._report(i, str(error))
+                problems.append(str(error))
+                if self.bad == "skip" and not self.known_bad[i]:
+                    self.known_bad[i] = 1
+                    warnings.warn(f"the image {self.path(i)!r} is skipped: {error}", stacklevel=2)
+                continue
+            if i == index and image.width * image.height <= SMALL and len(self.small) < MOST_SMALL:
+                self.small[index] = np.asarray(image)
+            return i, image
+        why = problems[0] if self.bad == "stop" else "nor can any other of its domain and split"
         raise InputError(
-            f"the image {self.files.path(index)!r} cannot be read ({why}). Download it again, or skip "
+            f"the image {self.path(index)!r} cannot be read ({why}). Download it again, or skip "
             "unreadable images with bad='skip'; `shoal data check` lists them all."
         )
 
-    def _decoded(self, index: int, crop: Callable[[int, int], Box] | None) -> tuple[Image, Box]:
-        if self.kept is None:
-            return decode(self.files.path(index), self.size, crop)
-        from PIL import Image
-
-        if (pixels := self.kept[index]) is None:
-            raise Unreadable("it could not be decoded")
-        image = Image.fromarray(pixels)
-        return image, crop(*image.size) if crop else (0, 0, *image.size)
-
-    def _in_turn(self, index: int) -> Iterator[int]:
+    def _candidates(self, index: int) -> Iterator[int]:
         """The file, and those that may take its place: its class before others, the next before the first."""
-        if self.bad == "stop" or not self.known_bad[index]:
-            yield index
         if self.bad == "stop":
+            yield index
             return
-        files = self.files
-        near = (files.groups == files.groups[index]) & (self.split == self.split[index])
-        near[index] = False
-        alike = files.labels == files.labels[index]
-        for others in (np.flatnonzero(near & alike), np.flatnonzero(near & ~alike)):
-            at = int(np.searchsorted(others, index))
-            yield from (i for i in np.roll(others, -at).tolist() if not self.known_bad[i])
-
-    def _report(self, index: int, why: str) -> None:
-        if not self.known_bad[index]:
-            self.known_bad[index] = 1
-            warnings.warn(f"the image {self.files.path(index)!r} is skipped: {why}", stacklevel=2)
-
-    def _is_small(self, cache: bool | None) -> bool:
-        if cache is False or 3 * SMALL**2 * len(self) > KEPT:
-            return False
-        sample = np.linspace(0, len(self) - 1, min(64, len(self)), dtype=np.int64).tolist()
-        return all(max(_size(self.files.path(i))) <= SMALL for i in sample)
-
-    def _keep(self, limit: float) -> list[NDArray[np.uint8] | None] | None:
-        kept: list[NDArray[np.uint8] | None] = []
-        for i in range(len(self)):
-            try:
-                kept.append(np.asarray(decode(self.files.path(i), 2**24)[0]))
-            except Unreadable as error:
-                if self.bad == "stop":
-                    self._read(i)
-                self._report(i, str(error))
-                kept.append(None)
-            limit -= 0 if kept[-1] is None else kept[-1].size
-            if limit < 0:
-                return None
-        return kept
+        near = (self.groups == self.groups[index]) & (self.split == self.split[index])
+        places = np.flatnonzero(near & (self.known_bad.numpy() == 0))
+        order = np.lexsort(((places - index) % len(self), self.labels[places] != self.labels[index]))
+        yield from places[order].tolist()
 
 
-@lru_cache(maxsize=16)
-def _constants(of: ToTensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scale and shift, copied to a device once."""
-    return of.scale.to(device), of.shift.to(device)
+def split_files(files: pd.DataFrame, held_out: str | list[str] | None, seed: int) -> dict[str, Domains]:
+    """``held_out`` as the test split, and a fifth of every other domain for validation under its name.
+
+    ``None`` holds out the last domain in natural order, ``[]`` none.
+    """
+    codes, names = files["domain"].cat.codes, files["domain"].cat.categories
+    domains = Domains.from_indices({name: np.flatnonzero(codes == n) for n, name in enumerate(names)})
+    chosen = last_domain(names) if held_out is None else held_out
+    return split_by_domain(domains, chosen if isinstance(chosen, list) else [str(chosen)], 0.2, seed)
+
+
+def image_data(
+    files: pd.DataFrame,
+    splits: Mapping[str, Domains],
+    *,
+    examples: Callable[..., ImageFiles] = ImageFiles,
+    model: str = "small-cnn",
+    notes: Mapping[str, str] | None = None,
+    options: Mapping[str, Any],
+    **about: Any,
+) -> DomainData:
+    """Image files as :class:`~shoal.data.DomainData`; ``options`` go to ``examples``."""
+    made = examples(files, **options).in_splits(splits)
+    sample = map(made.path, np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64).tolist())
+    transparent = [p for p in sample if p.lower().endswith((".png", ".webp")) and header(p)[2]]
+    notes = dict(notes or {})
+    if transparent:
+        notes["images"] = "transparent pixels become white"
+        warnings.warn(
+            f"images such as {transparent[0]!r} have transparent pixels, which become white.", stacklevel=2
+        )
+    return DomainData(
+        examples=made,
+        splits=splits,
+        classes=len(made.classes),
+        input_shape=(3, made.size, made.size),
+        model=model,
+        notes=notes,
+        inputs=described(made.size),
+        **{"class_names": made.classes, **about},
+    )
+
+
+# Checking
+
+
+def inspect_file(path: str) -> tuple[str | None, str, bool]:
+    """Why a file cannot be decoded, the SHA-1 of its content, and whether it may have transparency."""
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha1").hexdigest()
+        decode(path)
+    except OSError as error:
+        return str(error.strerror), "", False
+    except Unreadable as error:
+        return str(error), digest, False
+    return None, digest, header(path)[2]
+
+
+def inspect_files(paths: Sequence[str], workers: int, on_progress: Callable[[int], None]) -> pd.DataFrame:
+    """Columns path, problem, digest and transparent of all files, decoded in full in several processes.
+
+    Args:
+        paths: the files.
+        workers: number of processes.
+        on_progress: is called with the number of files that were read.
+    """
+    import pandas as pd
+    from joblib import Parallel, delayed
+
+    rows = []
+    parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
+    for count, row in enumerate(parallel(delayed(inspect_file)(path) for path in paths), 1):
+        rows.append(row)
+        on_progress(count)
+    found = pd.DataFrame(rows, columns=["problem", "digest", "transparent"])
+    return found.assign(path=list(paths))
 
 
 def usual_size(root: str | Path) -> tuple[int, int]:
     """The most frequent width and height of the images in ``root/domain/class``, one per class; 0 of none."""
     need_pillow()
-    places = (os.path.join(root, d, c) for d in subfolders(root) for c in subfolders(os.path.join(root, d)))
-    first = (os.path.join(place, name) for place in places for name in image_names(place, "", [])[:1])
-    sizes = Counter(_size(path) for path in itertools.islice(first, 64))
+    places = (Path(root, d, c) for d in subfolders(root) for c in subfolders(Path(root, d)))
+    first = (min(p for p in place.iterdir() if p.suffix.lower() in ENDINGS) for place in list(places)[:64])
+    sizes = Counter(header(str(path))[:2] for path in first)
     return sizes.most_common(1)[0][0] if sizes else (0, 0)
-
-
-def _size(path: str) -> tuple[int, int]:
-    """Width and height; 0 where the file cannot be read."""
-    from PIL import Image
-
-    try:
-        check_regular(path)
-        with Image.open(path) as image:
-            return image.size
-    except Exception:
-        return 0, 0
-
-
-def need_pillow() -> None:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise InputError("reading images requires Pillow: pip install 'shoal[images]'") from error
-
-
-def load_published(
-    layout: Layout,
-    *,
-    held_out: str | list[str],
-    folder: str | None = None,
-    seed: Seed = 0,
-    size: Pixels = SIZE,
-    augment: bool = True,
-    bad: Literal["stop", "skip"] = "stop",
-    cache: bool | None = None,
-    augment_validation: bool = False,
-    augment_on: Literal["cpu", "device"] | None = None,
-) -> DomainData:
-    """A published dataset with one domain held out, or several.
-
-    A fifth of every training domain is held out for validation, under the same name. The default model is a
-    small network that takes images of any size; published results are those of a pretrained ResNet-50, which
-    ``shoal sweep`` takes.
-
-    Args:
-        layout: how it lies on disk.
-        held_out: the held-out domain, or a list of them.
-        folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
-        seed: for the choice of the validation examples, and how these are changed.
-        size: of the images, in pixels each way.
-        augment: whether training images are cropped, mirrored and recoloured at random.
-        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
-        cache: whether decoded images are kept in memory; small ones are by default.
-        augment_validation: whether the training domains are scored on images changed in the same way, as
-            DomainBed does; each image always alike. ``shoal sweep`` does.
-        augment_on: where colours change: on the CPU by Pillow, as in DomainBed, or on the device, a batch at
-            a time; by default on CUDA where the memory format is ``auto``, else on the CPU.
-    """
-    if held_out != []:
-        held_out_names(held_out, list(layout.domains))
-    files = layout.read(folder)
-    splits = split_files(files, held_out, seed)
-    options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
-    options |= {"augment": augment, "augment_on": augment_on}
-    return image_data(files, splits, size=size, bad=bad, cache=cache, **options)
-
-
-def split_files(files: FileList, held_out: str | list[str] | None, seed: int) -> dict[str, Domains]:
-    """``held_out`` as the test split, and a fifth of every other domain for validation under its name.
-
-    ``None`` holds out the last domain, ``[]`` none.
-    """
-    if held_out is None:
-        held_out = last_domain(files.domains)
-    names = held_out if isinstance(held_out, list) else [str(held_out)]
-    return split_by_domain(Domains.from_indices(files.indices()), names, 0.2, seed)
-
-
-def image_data(
-    files: FileList,
-    splits: Mapping[str, Domains],
-    *,
-    size: int = SIZE,
-    augment: bool = True,
-    bad: Literal["stop", "skip"] = "stop",
-    cache: bool | None = None,
-    **more: Any,
-) -> DomainData:
-    """Image files as the loop and the benchmarks take them."""
-    split = np.zeros(len(files), np.uint8)
-    for number, name in enumerate(SPLITS, TRAIN):
-        if name in splits:
-            split[splits[name].examples()] = number
-    changes = Augment() if augment else None
-    examples = ImageFiles(files, split, size=size, augment=changes, bad=bad, cache=cache, **more)
-    return DomainData(
-        examples=examples,
-        splits=splits,
-        classes=len(files.classes),
-        input_shape=(3, size, size),
-        model="small-cnn",
-        class_names=files.classes,
-        inputs=described(size),
-    )
-
-
-class Findings(NamedTuple):
-    """What is wrong with files: those that cannot be decoded, and groups of the same content, by index."""
-
-    unreadable: dict[int, str]
-    duplicates: list[list[int]]
-
-
-def inspect_files(files: FileList, workers: int, tell: Callable[[int], None]) -> Findings:
-    """Decodes every file in full and looks for equal ones, in ``workers`` processes (0: in this one).
-
-    ``tell`` is told how many were decoded. Files of equal size are compared by their SHA-1.
-    """
-    need_pillow()
-    unreadable: dict[int, str] = {}
-    by_size: dict[int, list[int]] = defaultdict(list)
-    by_content: dict[str, list[int]] = defaultdict(list)
-    done = 0
-    for sizes in by_chunks(_sizes, files, range(len(files)), workers):
-        for i, size, why in sizes:
-            by_size[size].append(i)
-            if why is not None:
-                unreadable[i] = why
-        done += len(sizes)
-        tell(done)
-    alike = [i for size, group in by_size.items() if size > 0 and len(group) > 1 for i in group]
-    for digests in by_chunks(_digests, files, alike, workers):
-        for i, digest in digests:
-            by_content[digest].append(i)
-    return Findings(unreadable, sorted(sorted(g) for d, g in by_content.items() if d and len(g) > 1))
-
-
-def by_chunks(
-    work: Callable[[Any, Sequence[int]], Any], state: Any, items: Sequence[int], workers: int
-) -> Iterator[Any]:
-    """``work(state, chunk)`` for one chunk of ``items`` after the other, in other processes or here (0)."""
-    chunks = [items[i : i + CHUNK] for i in range(0, len(items), CHUNK)]
-    if not workers:
-        yield from (work(state, chunk) for chunk in chunks)
-        return
-    try:
-        with ProcessPoolExecutor(workers, initializer=_STATE.append, initargs=(state,)) as pool:
-            yield from pool.map(partial(_with_state, work), chunks)
-    except BrokenProcessPool as error:
-        raise InputError(
-            "a worker process was killed, possibly because it ran out of memory; try fewer workers."
-        ) from error
-
-
-_STATE: list[Any] = []
-
-
-def _with_state(work: Callable[[Any, Sequence[int]], Any], chunk: Sequence[int]) -> Any:
-    return work(_STATE[-1], chunk)
-
-
-def _sizes(files: FileList, chunk: Sequence[int]) -> list[tuple[int, int, str | None]]:
-    """For each file its size in bytes, and why it cannot be decoded."""
-    return [(i, *_sized(files.path(i))) for i in chunk]
-
-
-def _sized(path: str) -> tuple[int, str | None]:
-    try:
-        size = os.stat(path).st_size
-        decode(path, 2**24)
-    except OSError as error:
-        return -1, str(error.strerror)
-    except Unreadable as error:
-        return size, str(error)
-    return size, None
-
-
-def _digests(files: FileList, chunk: Sequence[int]) -> list[tuple[int, str]]:
-    return [(i, _digest(files.path(i))) for i in chunk]
-
-
-def _digest(path: str) -> str:
-    try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha1").hexdigest()
-    except OSError:
-        return ""

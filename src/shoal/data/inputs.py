@@ -25,12 +25,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.batch import leaves, map_nest
-from shoal.data.hub import Source, need_transformers
-from shoal.data.images import BAD, ToTensor, Unreadable, need_pillow
+from shoal.data.images import BAD, ENDINGS, ToTensor, Unreadable, need_pillow
 from shoal.data.reading import Rows, Table, ending, rows_of
 from shoal.data.table import HEAD, Preprocessing, Tally
-from shoal.data.text import load_tokenizer, padded
-from shoal.data.tree import ENDINGS
+from shoal.data.text import Encoding, load_tokenizer
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_regular, lines_of, open_text, read_bytes
 
@@ -262,19 +260,14 @@ class Texts(Reader):
             raise InputError(
                 f"there is no tokenizer {self.name!r} next to the model in {str(place.parent)!r}."
             )
-        need_transformers()
-        with offline():
-            return Source(str(place.resolve()), "tokenizer", "").tokenizer()
+        return load_tokenizer(str(place.resolve()))
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         for names, texts in self._texts(source, batch_size):
             yield Batch(names, self._ids(texts))
 
     def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        filler = int(self.tokenizer.pad_token_id or 0)
-        result = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
-        # A model cannot attend to nothing.
-        return padded([torch.tensor(ids or [filler]) for ids in result], self.max_tokens, self.pad_to, filler)
+        return Encoding(self.tokenizer, self.max_tokens, self.pad_to)(texts)
 
     def _texts(self, source: Any, size: int) -> Iterator[tuple[list[str], list[str]]]:
         if isinstance(source, str | Path) and str(source).lower().endswith(".txt"):

@@ -740,8 +740,5 @@ class HubText(TextExamples):
     """A column of text as token ids."""
 
     def __init__(self, rows: Any, column: str, labels: Tensor, tokenizer: str, max_tokens: int) -> None:
-        super().__init__(labels.numpy(), tokenizer=tokenizer, max_tokens=max_tokens)
-        self.rows, self.column = rows, column
-
-    def text(self, index: int) -> str:
-        return str(_cell(self.rows, self.column, index))
+        texts = [str(_cell(rows, column, index)) for index in range(len(labels))]
+        super().__init__(texts, labels.numpy(), tokenizer=tokenizer, max_tokens=max_tokens)

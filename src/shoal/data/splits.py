@@ -161,11 +161,13 @@ def last_domain(names: Iterable[str]) -> str:
     ('10', 'site10', 'rome')
     """
 
-    def parts(name: str) -> list[str | int]:  # texts and numbers alternate; a sign counts at the start only
-        pieces = re.split(r"(^[+-]?[0-9]+|[0-9]+)", name)
-        return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
+    return max(names, key=natural_key)
 
-    return max(names, key=parts)
+
+def natural_key(name: str) -> list[str | int]:
+    """What sorts names in natural order; a sign counts at the start only."""
+    pieces = re.split(r"(^[+-]?[0-9]+|[0-9]+)", name)  # texts and numbers alternate
+    return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
 
 
 def held_out_names(held_out: str | Sequence[str], known: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ from shoal.experiments.search import Space
 from shoal.models.baseline import LEAST, Baseline, BoostedBaseline, Coefficients, LinearBaseline
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.callbacks import Point
-from shoal.training.card import files_beside
+from shoal.training.card import with_card
 from shoal.training.evaluate import Scores, scored
 from shoal.training.journal import Journal
 from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
@@ -152,7 +152,7 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         content, files = about(data, model, None, data.classes, list(data.input_shape), "float32")
         content["model"] = {"name": config.algorithm, "known": model.known}
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
-        files = files_beside(content, {**files, model.file: model.content}, data, plain, shown)
+        files = with_card(content, {**files, model.file: model.content}, data, plain, shown)
         sums = journal.finish({}, plain, lambda: files)
     return replace(record, files=sums)
 

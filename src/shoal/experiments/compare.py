@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal import datasets as sets
 from shoal.algorithms import display_name, split_draw
-from shoal.data import sets
 from shoal.data.batch import DomainData, known_labels
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines, selection
@@ -215,7 +215,7 @@ class LeaveDomainsOut:
             start, draw=draw or start.draw, label=display_name(row), select=start.select or "best"
         )
         if (recipe := find_recipe(algorithm)) is not None:
-            options = recipe.fill({name: getattr(start, name) for name in self.given})
+            options = recipe.fill({name: getattr(start, name) for name in self.given}, start.dataset)
             start, algorithm = with_model_options(recipe, replace(start, **options)), recipe.algorithm
         return trials(replace(start, algorithm=algorithm), self.search)
 

@@ -81,14 +81,14 @@ def diagnose(
 ) -> dict[str, Any]:
     """What :func:`shoal.diagnose` computes, of a dataset that is loaded, as plain data."""
     start, report = time.perf_counter(), progress or (lambda phase, done, total: None)
+    report("reading examples", 0, 4)
     sample = draw(data, seed, examples, max_domains)
-    report("testing for shifts", 0, 3)
+    report("testing for shifts", 1, 4)
     every, found = shifts(sample.rows, seed)
-    report("testing for shifts", 1, 3)
+    report("comparing gradients", 2, 4)
     more, gradients = gradient_agreement(sample, seed)
-    report("testing for shifts", 2, 3)
+    report("estimating the generalization gap", 3, 4)
     gap = generalization_gap(sample, seed)
-    report("testing for shifts", 3, 3)
     every += more
     results = [
         {**test._asdict(), "adjusted": p, "significant": p <= LEVEL}

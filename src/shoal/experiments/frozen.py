@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from shoal.data.batch import DomainData, Examples, TensorData
+from shoal.data.download import cache_folder
 from shoal.data.images import ImageFiles
-from shoal.data.text import cache_folder
 from shoal.errors import InputError
 from shoal.files import read_bytes, write_atomically
 from shoal.models.backbones import Frozen
@@ -66,7 +65,6 @@ def _read(path: Path, count: int) -> TensorData | None:
 def _computed(examples: Any, model: FeatureModel, device: torch.device, shown: bool) -> TensorData:
     features = model.features.to(device)
     progress = Progress("features", len(examples), shown)
-    progress.wait = min(progress.wait, 2.0)
     found: list[Tensor] = []
     labels: list[Tensor] = []
     with torch.inference_mode():
@@ -84,13 +82,9 @@ def _key(examples: Any, model: FeatureModel) -> str:
     for name, value in model.features.state_dict().items():
         digest.update(name.encode())
         digest.update(value.cpu().contiguous().numpy().tobytes())
+    parts: list[Any] = []
     if isinstance(examples, ImageFiles):
-        files = examples.files
-        digest.update(repr((examples.size, examples.bad, files.classes, files.domains)).encode())
-        parts = [files.letters, files.labels, files.groups, examples.split * (examples.bad == "skip")]
-        parts += [examples.to_tensor.scale.numpy(), examples.to_tensor.shift.numpy()]
-        stats = [os.stat(files.path(i)) for i in range(len(files))]
-        parts.append(np.array([(s.st_size, s.st_mtime_ns) for s in stats], np.int64))
+        digest.update(examples.digest().encode())
     elif isinstance(examples, TensorData):
         parts = [examples.x.cpu().numpy(), examples.y.cpu().numpy()]
     else:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal import datasets as sets
 from shoal import models
 from shoal.algorithms import algorithm_class, display_name, split_draw
-from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal import datasets as sets
 from shoal import models
 from shoal.algorithms import REFERENCE, algorithm_class, check_settings, registry
-from shoal.data import sets
 from shoal.data.batch import DomainData, InMemory
-from shoal.data.folders import VARIABLE
+from shoal.data.download import VARIABLE
 from shoal.data.images import ImageFiles
 from shoal.data.splits import hold_out_examples
 from shoal.errors import InputError, check_names, unknown_name
@@ -35,7 +35,6 @@ from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training import predictions
-from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
@@ -45,7 +44,7 @@ from shoal.training.progress import Progress
 from shoal.training.recipes import Job, recipes
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged, Signals
-from shoal.training.summary import summary, surroundings
+from shoal.training.summary import model_files, summary, surroundings
 
 Report = Callable[[int, str], None]
 """Called with the step and a note on progress."""
@@ -219,12 +218,11 @@ def _run_in_folder(
             record = _train(config, job, journal)
             finished = record.status == "finished"
             if finished and setup.options["predictions"]:
-                journal.hold()
                 write_predictions(setup, config, folder)
             if finished and weights:
                 content = record.to_dict()
                 model = {"name": config.model or setup.data.model, "options": config.model_options}
-                files = partial(beside, setup, model, content, metadata)
+                files = partial(model_files, setup, model, content, metadata)
                 record = replace(record, files=journal.finish(setup.model.state_dict(), content, files))
             elif weights:
                 journal.record(record.to_dict())

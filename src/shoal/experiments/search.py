@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from shoal import datasets as sets
 from shoal import models
 from shoal.algorithms import Algorithm, algorithm_class, settings_of
-from shoal.data import sets
 from shoal.data.sampler import key
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig

@@ -1,4 +1,4 @@
-"""Models by name; each file of this folder is one, with ``build(input_shape, classes)``.
+"""Models by name: small networks, any backbone of timm, encoders of text.
 
 How a package of your own adds one: :mod:`shoal.registry`; its name goes before one of timm's.
 """
@@ -101,18 +101,15 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _maker(name: str) -> Callable[..., FeatureModel]:
     """What builds the model called ``name``."""
     if spelled(name) in registry.names():
-        maker: Callable[..., FeatureModel] = registry.module(name).build
-        return maker
+        found: Any = registry.module(name)
+        return getattr(found, "build", found)
     if language.known(str(name)):  # timm has none of these, and takes seconds to say so
         return partial(language.build, str(name))
     names = [*registry.names(), *language.NAMES]
     try:
         known = backbones.known(name)
     except InputError as error:  # the cause before the list: most names are timm's
-        raise InputError(
-            f"{error} Without timm there is no model {name!r}; there are {', '.join(names)}."
-        ) from error
+        raise InputError(f"{error} Other models: {', '.join(names)}.") from error
     if not known:
         raise unknown_name("model", name, names)
-    backbones.check_tag(name)
     return partial(backbones.build, name)

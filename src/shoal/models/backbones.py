@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
 from shoal.models.lora import Alpha, Dropout, Rank, all_called, inject
+from shoal.settings import Range
 from shoal.vision import load_timm
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -20,30 +21,16 @@ PUBLISHED = "tv_in1k"
 
 
 def known(name: str) -> bool:
-    """Whether timm has a model of this name; InputError where timm cannot be used."""
-    return bool(load_timm().is_model(name))
-
-
-def check_tag(name: str) -> None:
-    """Refuses weights that timm does not have: the tag in a name such as ``resnet50.tv_in1k``."""
+    """Whether timm has a model of this name; InputError where it has not its weights, or cannot be used."""
+    timm = load_timm()
+    if not timm.is_model(name):
+        return False
     kind, dot, tag = name.partition(".")
-    full = load_timm().list_pretrained(f"{kind}.*")
+    full = timm.list_pretrained(f"{kind}.*")
     if dot and name not in full:
         tags = ", ".join(each.partition(".")[2] for each in full) or "none"
         raise InputError(f"model {kind!r} has no weights {tag!r} in timm; there are {tags}.")
-
-
-def _weights(name: str, body: nn.Module) -> str:
-    """What timm calls the pretrained weights of ``body``; a warning where ``name`` leaves it to timm."""
-    about: Any = body.pretrained_cfg
-    full, published = f"{about['architecture']}.{about['tag']}", f"{about['architecture']}.{PUBLISHED}"
-    if "." not in name and full != published and published in load_timm().list_pretrained(f"{name}.*"):
-        warnings.warn(
-            f"model {name!r}: the weights are timm's default, {full}; the published results of DomainBed and "
-            f"WILDS began with torchvision's, {published}.",
-            stacklevel=3,
-        )
-    return f"{full} of timm {load_timm().__version__}"
+    return True
 
 
 def build(
@@ -54,7 +41,7 @@ def build(
     pretrained: bool | None = None,
     freeze_batchnorm: bool | None = None,
     frozen: bool = False,
-    dropout: float = 0.0,
+    dropout: Annotated[float, Range(0, below=1)] = 0.0,
     lora: Rank | None = None,
     lora_alpha: Alpha | None = None,
     lora_dropout: Dropout = 0.0,
@@ -85,8 +72,6 @@ def build(
     pretrained = "." in name if pretrained is None else pretrained
     if len(input_shape) != 3:
         raise InputError(f"model {name!r} takes images, input_shape (c, h, w); not {input_shape}.")
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout must be at least 0 and below 1, got {dropout}.")
     try:
         body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=input_shape[0])
     except (OSError, RuntimeError) as error:
@@ -94,13 +79,18 @@ def build(
         raise InputError(
             f"the weights of {name!r} cannot be loaded ({first}); set weights to a file."
         ) from error
-    config = timm.data.resolve_model_data_config(body)
     if lora is not None:
         inject(body, name, lora, lora_alpha, lora_dropout, lora_targets)
         freeze_batchnorm = True
+    config = timm.data.resolve_model_data_config(body)
     features = (Frozen if frozen else Backbone)(body, freeze_batchnorm, config["mean"], config["std"])
-    with all_called(name, body):
-        width = _width(name, features, input_shape)
+    try:
+        with torch.no_grad(), all_called(name, body):
+            width = features.eval()(torch.zeros(1, *input_shape)).flatten(1).shape[1]
+    except (RuntimeError, AssertionError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(f"model {name!r} cannot take images {input_shape}: {first}") from error
+    features.train()
     head = linear_head(width, classes)
     model = FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
     if pretrained:
@@ -109,15 +99,17 @@ def build(
     return model
 
 
-def _width(name: str, features: nn.Module, input_shape: tuple[int, ...]) -> int:
-    try:
-        with torch.no_grad():
-            found = features.eval()(torch.zeros(1, *input_shape))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise InputError(f"model {name!r} cannot take images {input_shape}: {first}") from error
-    features.train()
-    return int(found.flatten(1).shape[1])
+def _weights(name: str, body: Any) -> str:
+    """What timm calls the pretrained weights of ``body``; a warning where ``name`` leaves it to timm."""
+    timm, config = load_timm(), body.pretrained_cfg
+    full, published = f"{config['architecture']}.{config['tag']}", f"{config['architecture']}.{PUBLISHED}"
+    if "." not in name and full != published and published in timm.list_pretrained(f"{name}.*"):
+        warnings.warn(
+            f"model {name!r}: the weights are timm's default, {full}; the published results of DomainBed and "
+            f"WILDS began with torchvision's, {published}.",
+            stacklevel=3,
+        )
+    return f"{full} of timm {timm.__version__}"
 
 
 class Backbone(nn.Module):
@@ -125,6 +117,9 @@ class Backbone(nn.Module):
 
     ``frozen=None``: once it :meth:`has_weights`.
     """
+
+    scale: Tensor
+    shift: Tensor
 
     def __init__(
         self, body: nn.Module, frozen: bool | None, mean: tuple[float, ...], deviation: tuple[float, ...]
@@ -140,9 +135,6 @@ class Backbone(nn.Module):
             self.register_buffer("scale", (own / wanted).view(-1, 1, 1), persistent=False)
             self.register_buffer("shift", shift.view(-1, 1, 1), persistent=False)
         self.train()
-
-    scale: Tensor
-    shift: Tensor
 
     def train(self, mode: bool = True) -> Backbone:
         super().train(mode)
@@ -169,8 +161,8 @@ class Frozen(Backbone):
     """A backbone that is not trained. Beside images (B, c, h, w) it takes their features (B, d), as they are:
     so the same model trains its head on features that were computed once, and predicts from images."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Frozen:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.data.hub import Source, is_folder, need_transformers
+from shoal.data.text import from_hub, is_folder
 from shoal.errors import InputError, check_names
 from shoal.models.feature_model import FeatureModel
 from shoal.models.lora import Alpha, Dropout, Rank, all_called, inject
+from shoal.settings import Range
+from shoal.vision import load
 
 CONFIGURATIONS = {
     "distilbert-base-uncased": "DistilBertConfig",
@@ -43,7 +43,7 @@ def build(
     classes: int | None,
     *,
     pretrained: bool = True,
-    dropout: float | None = None,
+    dropout: Annotated[float, Range(0, below=1)] | None = None,
     attention: str | None = None,
     lora: Rank | None = None,
     lora_alpha: Alpha | None = None,
@@ -61,8 +61,8 @@ def build(
         name: name or folder of the encoder.
         input_shape: shape of an input, without the batch dimension.
         classes: number of classes, or ``None`` for regression.
-        pretrained: use the published weights, or those in the folder; otherwise random ones. Only weights are
-            read, and code that comes with a model is not executed.
+        pretrained: use the published weights, or those in the folder; otherwise random ones. Only safetensors
+            are read, and code that comes with a model is not executed.
         dropout: dropout rate of the features (default: that of the published classifier).
         attention: attention implementation of transformers; ``eager`` has second derivatives on every device.
         lora: rank of low-rank adapters (with peft); only these and the head are trained, and layers that are
@@ -76,134 +76,94 @@ def build(
         raise InputError(f"model {name!r} takes text, input_shape (tokens,); not {input_shape}.")
     if attention is not None:
         check_names("attention", [attention], ATTENTION)
-    need_transformers()
-    name = str(Path(name).expanduser()) if is_folder(name) else name
-    source = Source(name, "model", "model: DIR")
-    config = _config(source, pretrained)
-    new: list[nn.Parameter] = []
-    if pretrained:
-        body, new = _pretrained(source, config, attention)
-    else:
-        body = _random(source, config, attention)
+    body, new = _encoder(name, pretrained, attention)
+    config: Any = body.config
     if lora is not None:
         inject(body, name, lora, lora_alpha, lora_dropout, lora_targets)
         for parameter in new:
             parameter.requires_grad_()
-    first, usual = _published(config)
-    share = usual if dropout is None else dropout
-    if not 0 <= share < 1:
-        raise InputError(f"dropout must be at least 0 and below 1, got {share}.")
-    width, spread = int(config.hidden_size), float(getattr(config, "initializer_range", 0.02))
-    features = Encoder(body, _started(nn.Linear(width, width), spread) if first else None)
+    width, deviation = int(config.hidden_size), float(getattr(config, "initializer_range", 0.02))
+    usual: Any = getattr(config, "classifier_dropout", None)
+    usual = getattr(config, "hidden_dropout_prob", 0.1) if usual is None else usual
+    layer = None
+    if config.model_type == "distilbert":  # whose published classifier has a layer of its own before the last
+        usual, layer = config.seq_classif_dropout, _initialized(nn.Linear(width, width), deviation)
+    features = Encoder(body, layer)
     _check_length(name, body, input_shape[0])
     with all_called(name, body):
         _check_reads(name, features)
-    head: list[nn.Module] = [nn.Dropout(share), _started(nn.Linear(width, classes or 1), spread)]
+    rate: float = usual if dropout is None else dropout
+    head = [nn.Dropout(rate), _initialized(nn.Linear(width, classes or 1), deviation)]
     if classes is None:
         head.append(nn.Flatten(start_dim=0))
     return FeatureModel(features, nn.Sequential(*head)).train()
 
 
-def _published(config: Any) -> tuple[bool, float]:
-    """Whether the published classifier has a layer of its own before the last, and its dropout."""
-    if config.model_type == "distilbert":
-        return True, float(config.seq_classif_dropout)
-    own = getattr(config, "classifier_dropout", None)
-    return False, float(getattr(config, "hidden_dropout_prob", 0.1) if own is None else own)
-
-
-def _started(layer: nn.Linear, spread: float) -> nn.Linear:
-    nn.init.normal_(layer.weight, std=spread)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def _pretrained(source: Source, config: Any, attention: str | None) -> tuple[nn.Module, list[nn.Parameter]]:
-    """The encoder, and those of its parameters that are not in the weights."""
-    import transformers
-
-    weights, kind = source.weights(), cast(Any, transformers.MODEL_MAPPING[type(config)])
-
-    def load() -> tuple[Any, Mapping[str, Any]]:
-        with _quiet():
-            found: tuple[Any, Mapping[str, Any]] = kind.from_pretrained(
-                None,
-                config=config,
-                state_dict=weights,
-                output_loading_info=True,
-                attn_implementation=attention,
-            )
-        return found
-
-    model, info = source.attempt(load)
-    lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)
-    if lacking:
+def _encoder(name: str, pretrained: bool, attention: str | None) -> tuple[Any, list[nn.Parameter]]:
+    """The encoder of transformers, and those of its parameters that are not in the weights."""
+    transformers = load("transformers", "text")
+    if name in CONFIGURATIONS and not is_folder(name) and not pretrained:
+        config = getattr(transformers, CONFIGURATIONS[name])()
+    else:
+        config = from_hub("model", name, transformers.AutoConfig.from_pretrained)
+    asked = getattr(config, "_attn_implementation", None)
+    if attention is None and asked not in (None, *ATTENTION):
         raise InputError(
-            f"the weights of {source.name!r} lack {len(lacking)} of the model's, such as {lacking[0]!r}: "
-            "they belong to a different model than config.json. For random weights, set "
-            "pretrained to false in model_options."
+            f"model {name!r} requires code of others, attention {asked!r}, which is not executed."
         )
-    encoder: nn.Module = model.float()
-    return encoder, [p for n, p in encoder.named_parameters() if n in info["missing_keys"]]
+    config._attn_implementation = attention
 
+    def read(name: str, **options: Any) -> tuple[Any, list[nn.Parameter]]:
+        options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
+        model, info = transformers.AutoModel.from_pretrained(name, **options)
+        if lacking := sorted(key for key in info["missing_keys"] if "pooler" not in key):
+            raise ValueError(
+                f"its weights lack {len(lacking)} of the model's, such as {lacking[0]!r}: they belong to a "
+                "different model than config.json"
+            )
+        return model.float(), [p for n, p in model.named_parameters() if n in info["missing_keys"]]
 
-def _random(source: Source, config: Any, attention: str | None) -> nn.Module:
-    import transformers
-
-    made: nn.Module = source.attempt(
-        lambda: transformers.AutoModel.from_config(config, attn_implementation=attention)
-    )
-    return made
-
-
-def _config(source: Source, pretrained: bool) -> Any:
-    import transformers
-
-    if source.name in CONFIGURATIONS and source.folder is None and not pretrained:
-        return getattr(transformers, CONFIGURATIONS[source.name])()
-    return source.config()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' bars, and its notes on weights that an encoder does not need."""
-    from transformers.utils import logging
-
+    logging = transformers.utils.logging
     level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # of weights that an encoder does not need
     logging.disable_progress_bar()
     try:
-        yield
+        if pretrained:
+            return from_hub("model", name, read)
+        return from_hub("model", name, lambda name, **_: (transformers.AutoModel.from_config(config), []))
     finally:
         logging.set_verbosity(level)
         logging.enable_progress_bar()
 
 
+def _initialized(layer: nn.Linear, deviation: float) -> nn.Linear:
+    nn.init.normal_(layer.weight, std=deviation)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def _check_length(name: str, body: nn.Module, tokens: int) -> None:
-    """Refuses texts of more tokens than the model has places for."""
+    """Refuses texts of more tokens than the model has positions for."""
     config: Any = body.config
     most = getattr(config, "max_position_embeddings", None)
     for part, module in body.named_modules():
-        # RoBERTa and its kin count places from behind the padding's.
+        # RoBERTa and its kin count positions from behind the padding's.
         if part.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             most = module.num_embeddings - int(module.padding_idx) - 1
     if most is not None and tokens > most:
         raise InputError(f"model {name!r} takes {most} tokens, not {tokens}; set max_tokens in data_options.")
 
 
-def _check_reads(name: str, features: Encoder) -> None:
+def _check_reads(name: str, features: nn.Module) -> None:
     """Refuses what is no encoder of text, and models whose first token sees none of the others."""
     ids = torch.tensor([[2, 2, 2, 2], [2, 2, 2, 3]])
-    mode = features.training
     try:
         with torch.no_grad():
-            one, other = features.eval()({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model {name!r} is not a text encoder: {first}") from error
-    finally:
-        features.train(mode)
-    if torch.equal(one, other):
+            first, second = features.eval()({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"model {name!r} is not a text encoder: {why}") from error
+    if torch.equal(first, second):
         raise InputError(
             f"model {name!r} is a left-to-right model: its first token has no information about the text. "
             "Use an encoder, such as BERT."
@@ -211,7 +171,7 @@ def _check_reads(name: str, features: Encoder) -> None:
 
 
 class Encoder(nn.Module):
-    """From token ids and a mask to one vector a text: its first token's state, as the published classifier
+    """From token ids and a mask to one vector per text: its first token's state, as the published classifier
     takes it.
     """
 
@@ -222,16 +182,21 @@ class Encoder(nn.Module):
 
     def forward(self, x: Mapping[str, Tensor]) -> Tensor:
         if not isinstance(x, Mapping) or "input_ids" not in x or "attention_mask" not in x:
+            what = ", ".join(x) if isinstance(x, Mapping) else type(x).__name__
+            raise InputError(f"a text model takes a mapping with input_ids and attention_mask, not {what}.")
+        try:
+            output = self.body(input_ids=x["input_ids"], attention_mask=x["attention_mask"])
+        except IndexError as error:
+            words: Any = self.body.config.vocab_size  # type: ignore[union-attr]
+            most = int(x["input_ids"].max())
+            if most < words:
+                raise
             raise InputError(
-                f"a text model takes a mapping with input_ids and attention_mask, not {_what(x)}."
-            )
-        seen = self.body(input_ids=x["input_ids"], attention_mask=x["attention_mask"])
-        if self.layer is None and (pooled := getattr(seen, "pooler_output", None)) is not None:
-            found: Tensor = pooled
-            return found
-        state: Tensor = seen.last_hidden_state[:, 0]
+                f"the tokenizer gives the token {most}, and the model has {words:,}: they do not belong "
+                "together."
+            ) from error
+        if self.layer is None and (pooled := getattr(output, "pooler_output", None)) is not None:
+            vector: Tensor = pooled
+            return vector
+        state: Tensor = output.last_hidden_state[:, 0]
         return state if self.layer is None else self.layer(state).relu()
-
-
-def _what(x: Any) -> str:
-    return ", ".join(x) if isinstance(x, Mapping) else type(x).__name__

@@ -9,7 +9,6 @@ Reference: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2022.
 from __future__ import annotations
 
 import copy
-import importlib
 import importlib.util
 import re
 import sys
@@ -40,14 +39,13 @@ def check(options: Mapping[str, Any]) -> None:
         for name in ("lora_alpha", "lora_dropout", "lora_targets"):
             if options.get(name):
                 raise InputError(f"{name}={options[name]!r} requires lora=, the rank of the adapters.")
-        return
-    if options.get("frozen"):
+    elif options.get("frozen"):
         raise InputError(
             "lora= trains adapters in the backbone, frozen= (freeze_backbone=) trains none; specify only one."
         )
-    if options.get("freeze_batchnorm") is False:
+    elif options.get("freeze_batchnorm") is False:
         raise InputError("freeze_batchnorm=False, but lora= trains adapters and the head only.")
-    if importlib.util.find_spec("peft") is None:
+    elif importlib.util.find_spec("peft") is None:
         raise InputError("LoRA requires peft: pip install 'shoal[lora]'.")
 
 
@@ -57,50 +55,42 @@ def inject(
     rank: int,
     alpha: float | None,
     dropout: float,
-    targets: str | Sequence[str] | None,
+    targets: str | list[str] | None,
 ) -> None:
     """Puts adapters into ``body``, of the model called ``name``, and freezes all else in it.
 
     Args:
+        body: network to adapt, in place.
+        name: name of the model, for error messages.
         rank: r.
         alpha: the adapters' output is multiplied by alpha / r; ``None``: 2 r.
-        dropout: the share of an adapter's inputs left out in training.
+        dropout: dropout rate of an adapter's inputs in training.
         targets: names of linear layers, or the last parts of names; ``None``: :data:`ATTENTION`.
     """
     linear = [n for n, module in body.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise InputError(f"lora: model {name!r} has no linear layers, which LoRA requires.")
-    wanted = _usual(name, linear) if targets is None else [targets] if isinstance(targets, str) else targets
-    chosen: list[str] = []
-    for target in wanted:
-        found = [n for n in linear if n == target or n.endswith(f".{target}")]
-        if not found:
-            raise InputError(
-                f"lora_targets: model {name!r} has no linear layer {target!r}; {_choices(linear)}."
-            )
-        chosen += found
-    if not chosen:
-        raise InputError(f"lora_targets is empty; {_choices(linear)}.")
+    last = {n.rpartition(".")[2] for n in linear}
+    if targets is None:
+        targets = list(next((names for names in ATTENTION if last.issuperset(names)), ()))
+    wanted = [targets] if isinstance(targets, str) else targets
+    matches = {t: [n for n in linear if n == t or n.endswith(f".{t}")] for t in wanted}
+    if not matches or not all(matches.values()):
+        missing = next(
+            (f"no linear layer {t!r}" for t, names in matches.items() if not names), "no usual ones"
+        )
+        raise InputError(f"lora_targets: model {name!r} has {missing}; {_choices(linear)}.")
     allow_torchvision()  # peft imports transformers
     peft: Any = importlib.import_module("peft")
-    pattern = "|".join(map(re.escape, chosen))
+    pattern = "|".join(re.escape(n) for names in matches.values() for n in names)
     alpha = 2 * rank if alpha is None else alpha
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
     peft.inject_adapter_in_model(config, body)
 
 
-def _usual(name: str, linear: Sequence[str]) -> Sequence[str]:
-    last = {n.rpartition(".")[2] for n in linear}
-    for names in ATTENTION:
-        if last.issuperset(names):
-            return names
-    raise InputError(f"lora_targets must be given for model {name!r}; {_choices(linear)}.")
-
-
 def _choices(linear: Sequence[str]) -> str:
     """The last parts of names that say something; a number needs the part before it."""
     ends = (re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", n) for n in linear)
-    return f"choose from {', '.join(dict.fromkeys(end[0] for end in ends if end))}"
+    names = dict.fromkeys(end[0] for end in ends if end)
+    return f"choose from {', '.join(names)}" if names else "it has no linear layers, which LoRA requires"
 
 
 def adapted(model: nn.Module) -> dict[str, Any]:
@@ -127,11 +117,9 @@ def all_called(name: str, body: nn.Module) -> Iterator[None]:
         for handle in handles:
             handle.remove()
     if idle:
-        linear = [n for n, m in body.named_modules() if isinstance(m, nn.Linear) and "lora_" not in n]
-        linear = [n.removesuffix(".base_layer") for n in linear]
         raise InputError(
             f"lora_targets: model {name!r} uses the weight of {min(idle)!r} without calling the layer, so an "
-            f"adapter there would do nothing; {_choices([n for n in linear if n not in idle])}."
+            "adapter there would do nothing; name other linear layers."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shoal.data.sets import load
+from shoal.datasets import load
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.paper import columns, read

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shoal import datasets as sets
 from shoal.algorithms import algorithm_class, settings_of
-from shoal.data import sets
 from shoal.data.domains import Domains
 from shoal.errors import check_names
 from shoal.experiments.config import RunConfig

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shoal.data.sets import registry
+from shoal.datasets import registry
 from shoal.errors import InputError, check_names
 from shoal.experiments import protocol, selection
 from shoal.experiments.config import RunConfig

@@ -90,7 +90,7 @@ def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]
         training.model.train()
         assert track is not None
         for step in range(steps):
-            track(step)
+            track.measure(step)
         measured = track.read()
         means = {kind: mean_sd(point[kind] for point in measured)[0] for kind in KINDS}
         scores = training.evaluator(training.model)["test"].to_dict()

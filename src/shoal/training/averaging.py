@@ -1,13 +1,12 @@
-"""Means of weights: along a training, for any algorithm, and over several models."""
+"""Averages of weights: along a training, for any algorithm, and over several models."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,22 +19,27 @@ from shoal.tensors import widest
 
 @dataclass
 class _Mean:
-    """The running mean of the weights at ``count`` steps, from step ``first`` to step ``last``."""
+    """The mean of the weights at ``count`` steps; half-precision ones in float32."""
 
     tensors: list[Tensor]
     first: int
     last: int
     count: int = 1
     loss: float = math.inf
-    """The validation loss measured at ``last``, infinite where it was not a finite number."""
+    """The validation loss measured at ``last``."""
+
+    @classmethod
+    def of(cls, step: int, params: Sequence[Tensor], mean: _Mean | None = None) -> _Mean:
+        """The weights of a step, added to ``mean``."""
+        own = cls([p.detach().to(_precision(p), copy=True) for p in params], step, step)
+        if mean is not None:
+            mean.merge(own)
+        return mean or own
 
     def merge(self, other: _Mean) -> None:
         """A mean that counts for nothing is replaced."""
-        self.first, self.last = (
-            (min(self.first, other.first), max(self.last, other.last))
-            if self.count
-            else (other.first, other.last)
-        )
+        self.first = min(self.first, other.first) if self.count else other.first
+        self.last = max(self.last, other.last) if self.count else other.last
         self.count += other.count
         if self.count == other.count:
             _copy(self.tensors, other.tensors)
@@ -43,28 +47,20 @@ class _Mean:
             torch._foreach_lerp_(self.tensors, other.tensors, other.count / self.count)
 
     def clone(self) -> _Mean:
-        return _Mean([t.clone() for t in self.tensors], self.first, self.last, self.count, self.loss)
-
-    def move(self, params: Sequence[Tensor]) -> None:
-        """To where the parameters are, and laid out in memory as they are."""
-        _check_fit(self.tensors, params)
-        pairs = zip(self.tensors, params, strict=True)
-        self.tensors = [torch.empty_like(p, dtype=t.dtype, requires_grad=False).copy_(t) for t, p in pairs]
+        return replace(self, tensors=[t.clone() for t in self.tensors])
 
     def state_dict(self) -> dict[str, Any]:
         return {**vars(self), "tensors": [t.to("cpu", copy=True) for t in self.tensors]}
 
-    @classmethod
-    def from_state(cls, state: dict[str, Any] | None) -> _Mean | None:
-        return None if state is None else cls(**state).clone()
 
-
-def _added(mean: _Mean | None, step: int, params: Sequence[Tensor]) -> _Mean:
-    """With the parameters of another step; the first are copied."""
-    if mean is None:
-        return _Mean([p.detach().to(_precision(p), copy=True) for p in params], step, step)
-    mean.merge(_Mean([p.detach().to(_precision(p)) for p in params], step, step))
-    return mean
+def _restored(state: Mapping[str, Any] | None, params: Sequence[Tensor]) -> Any:
+    """A saved mean, where the parameters are and laid out in memory as they are."""
+    if state is None:
+        return None
+    _check_fit(state["tensors"], params)
+    pairs = zip(state["tensors"], params, strict=True)
+    tensors = [torch.empty_like(p, dtype=t.dtype, requires_grad=False).copy_(t) for t, p in pairs]
+    return _Mean(**{**state, "tensors": tensors})
 
 
 def _precision(p: Tensor) -> torch.dtype:
@@ -79,28 +75,36 @@ def _check_fit(weights: Sequence[Tensor], params: Sequence[Tensor]) -> None:
         )
 
 
-class Average(ABC):
-    """A mean of the weights of a training; half-precision ones are averaged in float32. Never waits."""
+class SMA:
+    """Mean of the weights from step ``start`` on (Arpit et al., Ensemble of Averages, 2022), in float32 if
+    they have half precision. The other averages of a training derive from it.
 
-    done: bool = False
-    """Nothing will be added any more, so that training may end."""
-    running: ClassVar[bool] = True
+    Args:
+        start: first step.
+    """
+
+    running = True
     """Whether the mean so far is what is evaluated and selected along the way."""
-    _loaded: bool = False
-    _mean: _Mean | None = None
-    _settings: dict[str, Any]
+    done = False
+    """Nothing will be added any more, so that the training may end."""
+
+    def __init__(self, start: int = 1) -> None:
+        self.start = start
+        self._mean: _Mean | None = None
+
+    @torch.no_grad()
+    def update(self, step: int, params: Sequence[Tensor]) -> None:
+        """Takes note of the trained parameters after ``step``, which counts from 1."""
+        if step >= self.start:
+            self._mean = _Mean.of(step, params, self._mean)
+
+    def evaluated(self, step: int, validation_loss: float | None) -> None:
+        """Takes note of an evaluation after ``step``, once ``update`` has seen the step."""
 
     @property
     def started(self) -> bool:
         """Whether the rule has found where to start; if not, :meth:`weights` is a substitute, or None."""
         return self._mean is not None
-
-    @abstractmethod
-    def update(self, step: int, params: Sequence[Tensor]) -> None:
-        """Takes note of the trained parameters after ``step``, which counts from 1."""
-
-    def evaluated(self, step: int, validation_loss: float | None) -> None:  # noqa: B027 (most take no note)
-        """Takes note of an evaluation after ``step``, once ``update`` has seen the step."""
 
     def weights(self) -> list[Tensor] | None:
         """A copy of the mean so far, in the order of the parameters; None where there is none yet."""
@@ -112,53 +116,15 @@ class Average(ABC):
         return None if self._mean is None else (self._mean.first, self._mean.last)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on, as copies on the CPU."""
-        return {"settings": self._settings, "mean": self._mean and self._mean.state_dict()}
+        """All that is needed to resume, as copies on the CPU."""
+        return {"mean": self._mean and self._mean.state_dict()}
 
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any], params: Sequence[Tensor] | None = None) -> None:
-        """Goes on from a saved state.
-
-        Without ``params`` the tensors stay on the CPU until the next ``update``. Give them where weights are
-        asked for, or an evaluation comes, before it: sums on another device may differ in the last bit.
-        """
-        if state["settings"] != self._settings:
-            raise InputError(
-                f"the average was saved with {state['settings']}, this one has {self._settings}; "
-                "use the same settings."
-            )
-        self._load(state)
-        self._loaded = True
-        self._settle(params)
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self._mean = _Mean.from_state(state["mean"])
-
-    def _means(self) -> list[_Mean]:
-        return [] if self._mean is None else [self._mean]
-
-    def _settle(self, params: Sequence[Tensor] | None) -> None:
-        if self._loaded and params is not None:
-            for mean in self._means():
-                mean.move(params)
-            self._loaded = False
+    def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
+        """Resumes from a saved state; ``params`` are the trained parameters."""
+        self._mean = _restored(state["mean"], params)
 
 
-class SMA(Average):
-    """Running mean of the weights from step ``start`` on (Arpit et al., Ensemble of Averages, 2022)."""
-
-    def __init__(self, start: int) -> None:
-        self.start = _whole("start", start, 0)
-        self._settings = {"start": self.start}
-
-    @torch.no_grad()
-    def update(self, step: int, params: Sequence[Tensor]) -> None:
-        if step >= self.start:
-            self._settle(params)
-            self._mean = _added(self._mean, step, params)
-
-
-class EMA(Average):
+class EMA(SMA):
     """Exponential moving average of the weights: m_1 = θ_1, then m_t = d_t m_{t−1} + (1 − d_t) θ_t.
 
     d_t = min(``decay``, (1 + t) / (10 + t)), so that the first steps, which are far from the last, are soon
@@ -167,62 +133,95 @@ class EMA(Average):
     """
 
     def __init__(self, decay: float = 0.999) -> None:
-        if not 0 < decay < 1:
-            raise InputError(f"decay must be between 0 and 1, got {decay}.")
-        self.decay = float(decay)
-        self._settings = {"decay": self.decay}
+        super().__init__()
+        self.decay = decay
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
-        self._settle(params)
-        if self._mean is None:
-            self._mean = _added(None, step, params)
-            return
-        mean, rate = self._mean, 1 - min(self.decay, (1 + step) / (10 + step))
-        if mean.tensors:
-            torch._foreach_lerp_(mean.tensors, [p.detach().to(_precision(p)) for p in params], rate)
-        mean.last, mean.count = step, mean.count + 1
+        now, mean = _Mean.of(step, params), self._mean
+        if mean is None:
+            self._mean = now
+        elif mean.tensors:
+            rate = 1 - min(self.decay, (1 + step) / (10 + step))
+            torch._foreach_lerp_(mean.tensors, now.tensors, rate)
+            mean.last, mean.count = step, mean.count + 1
 
 
-class SWAD(Average):
+class OnlineSMA(SMA):
+    """SMA as in the released ERM++ (Teterwak et al., ERM++, 2025; its ``MovingAvg``).
+
+    The weights of step ``start`` count twice. The statistics of BatchNorm belong to the averaged network,
+    which passes every batch in training mode after the step, from the first one on: see :meth:`track`.
+    """
+
+    def __init__(self, start: int = 100) -> None:
+        super().__init__(start)
+        self.buffers: list[Tensor] | None = None
+        """Those of the averaged network, in the order of the model's."""
+
+    def update(self, step: int, params: Sequence[Tensor]) -> None:
+        first = self._mean is None
+        super().update(step, params)
+        if first and self._mean is not None:
+            self._mean.count = 2
+
+    def begin(self, model: nn.Module) -> None:
+        """Before the first step: the averaged network is the model."""
+        self.buffers = [b.clone() for b in model.buffers()]
+
+    @torch.no_grad()
+    def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
+        """Passes a batch through the averaged network; before the start it has the model's own weights."""
+        assert self.buffers is not None
+        own, weights = list(model.buffers()), self.weights() or [p.detach().clone() for p in params]
+        with applied([*params, *own], [*weights, *self.buffers]):
+            call(model, x)
+            self.buffers = [b.clone() for b in own]
+
+    def state_dict(self) -> dict[str, Any]:
+        buffers = None if self.buffers is None else [b.to("cpu", copy=True) for b in self.buffers]
+        return {**super().state_dict(), "buffers": buffers}
+
+    def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
+        super().load_state_dict(state, params)
+        device = params[0].device
+        self.buffers = None if state["buffers"] is None else [b.to(device) for b in state["buffers"]]
+
+
+class SWAD(SMA):
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
     Seeking Flat Minima, 2021).
 
     The steps from one evaluation to the next are a segment; ℓ_i is the validation loss at the end of segment
-    i. Averaging starts at the first segment s with ℓ_s = min(ℓ_s, …, ℓ_t), t = s + N_s − 1; a segment is over
-    the limit if ℓ_i > ``ratio`` · mean(ℓ_s, …, ℓ_t); averaging, and the training, end when the last N_e
-    segments all are. N_s is ``converge``, N_e is ``tolerate``.
+    i, the mean over domains. Averaging starts at the first segment s with ℓ_s = min(ℓ_s, …, ℓ_t),
+    t = s + N_s − 1; a segment is over the limit if ℓ_i > ``ratio`` · mean(ℓ_s, …, ℓ_t); averaging, and the
+    training, end when the last N_e segments all are. N_s is ``converge``, N_e > N_s is ``tolerate``.
 
-    As in the authors' program (khanrc/swad, ``LossValley``), which their results come from, it is a mean of
-    segments' means, in which every segment counts as one, however many steps it has, and some count more than
-    once. Let Q be the last N_e segments at any time.
+    As in the authors' program (khanrc/swad, ``LossValley``), it is a mean of segments' means, in which every
+    segment counts as one, however many steps it has, and some count more than once. Let Q be the last N_e
+    segments at any time.
 
-    - At t, with N_e > N_s: of the first N_e − N_s + 1 segments of Q, which end with s where Q is full, those
-      after the first, or after the one that follows the last over the limit. With N_e ≤ N_s: segments
-      s + 1, …, s + N_s − N_e. If there are none the mean is segment s, until another is added.
+    - At t: of the first N_e − N_s + 1 segments of Q, which end with s where Q is full, those after the first,
+      or after the one that follows the last over the limit. If there are none the mean is segment s, until
+      another is added.
     - At each later evaluation at which Q does not begin before s: the first of Q.
     - At the end, unless averaging has ended: those of Q after the first, up to the last one within the limit.
     - If there is no s: the last segment alone.
 
     A loss that is not finite is over any limit and left out of the mean loss. (In the released program NaN
-    counts as the lowest loss, and averaging that starts there never ends.) At most max(N_s, N_e) + 2 copies
-    of the trained weights are kept.
+    counts as the lowest loss, and averaging that starts there never ends.)
     """
 
     running = False
 
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
-        self.converge = _whole("converge", converge, 1)
-        self.tolerate = _whole("tolerate", tolerate, 1)
-        if not 0 < ratio < math.inf:
-            raise InputError(f"ratio must be above 0 and finite, got {ratio}.")
-        self.ratio = ratio
+        super().__init__()
+        self.converge, self.tolerate, self.ratio = converge, tolerate, ratio
         self.limit: float | None = None
         """The loss above which a segment is over the limit; None before the start."""
-        self._settings = {"converge": converge, "tolerate": tolerate, "ratio": ratio}
         self._segment: _Mean | None = None
-        self._queue: list[_Mean] = []  # finished segments that may still be added
-        self._start = 0  # the last step of segment s
+        self._queue: list[_Mean] = []  # the last ``tolerate`` segments
+        self._from = 0  # the last step of segment s
 
     @property
     def started(self) -> bool:
@@ -231,8 +230,7 @@ class SWAD(Average):
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
         if not self.done:
-            self._settle(params)
-            self._segment = _added(self._segment, step, params)
+            self._segment = _Mean.of(step, params, self._segment)
 
     @torch.no_grad()
     def evaluated(self, step: int, validation_loss: float | None) -> None:
@@ -241,51 +239,35 @@ class SWAD(Average):
             raise InputError("SWAD requires the validation loss: provide validation data, or use SMA.")
         if self._segment is None:
             return
-        loss = float(validation_loss)
-        self._segment.loss = loss if math.isfinite(loss) else math.inf
-        self._queue.append(self._segment)
-        self._segment = None
-        self._add_segment()
+        segment, self._segment = self._segment, None
+        segment.loss = validation_loss if math.isfinite(validation_loss) else math.inf
+        segment.count = 1  # however many steps it has
+        self._queue = [*self._queue, segment][-self.tolerate :]
+        if self.limit is None:
+            self._find_start(self._queue[-self.converge :])
+        elif self._queue[0].last >= self._from:
+            assert self._mean is not None
+            if self._over(self._queue):
+                self._queue, self.done = [], True
+            else:
+                self._mean.merge(self._queue[0])
 
-    def _found_start(self, window: Sequence[_Mean]) -> bool:
-        """Whether the first of the last ``converge`` segments is the best of them; then sets the limit."""
+    def _find_start(self, window: Sequence[_Mean]) -> None:
+        """Starts if the first of the last ``converge`` segments is the best of them."""
         finite = [segment.loss for segment in window if math.isfinite(segment.loss)]
         if len(window) < self.converge or window[0].loss != min(finite, default=None):
-            return False
-        self.limit = self.ratio * (sum(finite) / len(finite))
-        self._start = window[0].last
-        return True
+            return
+        self.limit, self._from = self.ratio * (sum(finite) / len(finite)), window[0].last
+        before = self._queue[: self.tolerate - self.converge + 1]
+        over = [i for i, segment in enumerate(before) if self._over([segment])]
+        self._mean = window[0].clone()
+        self._mean.count = 0
+        for segment in before[over[-1] + 2 if over else 1 :]:
+            self._mean.merge(segment)
 
     def _over(self, segments: Sequence[_Mean]) -> bool:
         assert self.limit is not None
         return min(segment.loss for segment in segments) > self.limit
-
-    def _add_segment(self) -> None:
-        self._queue[-1].count = 1  # a segment counts as one, however many steps it has
-        del self._queue[: -max(self.tolerate, self.converge if self.limit is None else 0)]
-        last = self._queue[-self.tolerate :]
-        if self.limit is None:
-            window = self._queue[-self.converge :]
-            if self._found_start(window):
-                self._mean = window[0].clone()
-                self._mean.count = 0
-                for segment in self._before(window, last):
-                    self._mean.merge(segment)
-                self._queue = last
-        elif self._mean is not None and last[0].last >= self._start:
-            if self._over(last):
-                self._queue, self.done = [], True
-            else:
-                self._mean.merge(last[0])
-
-    def _before(self, window: Sequence[_Mean], last: Sequence[_Mean]) -> Sequence[_Mean]:
-        """What is added when the start is found."""
-        surplus = self.tolerate - self.converge
-        if surplus <= 0:
-            return window[1 : 1 - surplus]
-        early = last[: surplus + 1]
-        over = [i for i, segment in enumerate(early) if self._over([segment])]
-        return early[over[-1] + 2 if over else 1 :]
 
     def _parts(self) -> list[_Mean]:
         """What :meth:`weights` is the mean of, if the training ends now."""
@@ -312,29 +294,30 @@ class SWAD(Average):
         return (min(p.first for p in parts), max(p.last for p in parts)) if parts else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "segment": self._segment and self._segment.state_dict(),
-            "queue": [segment.state_dict() for segment in self._queue],
-            "limit": self.limit,
-            "start": self._start,
-            "done": int(self.done),
-        }
+        segment, queue = self._segment and self._segment.state_dict(), [s.state_dict() for s in self._queue]
+        own = {"segment": segment, "queue": queue, "limit": self.limit, "from": self._from}
+        return {**super().state_dict(), **own, "done": self.done}
 
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self._segment = _Mean.from_state(state["segment"])
-        self._queue = [_Mean(**segment).clone() for segment in state["queue"]]
-        self.limit, self._start, self.done = state["limit"], state["start"], bool(state["done"])
-
-    def _means(self) -> list[_Mean]:
-        return [m for m in (self._mean, self._segment, *self._queue) if m is not None]
+    def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
+        super().load_state_dict(state, params)
+        self._segment = _restored(state["segment"], params)
+        self._queue = [_restored(segment, params) for segment in state["queue"]]
+        self.limit, self._from, self.done = state["limit"], state["from"], state["done"]
 
 
-def _whole(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-    return value
+def make_average(name: str | None, steps: int) -> SMA | None:
+    """What the option ``average`` means in a training of so many steps."""
+    kind, _, number = (name or "").partition(":")
+    if kind == "swad":
+        return SWAD(ratio=float(number or 1.3))
+    if kind == "ema":
+        return EMA(float(number or 0.999))
+    if kind == "online-sma":
+        return OnlineSMA(int(number or 100))
+    start = int(number or max(1, steps // 10)) if kind == "sma" else 0
+    if start > steps:
+        raise InputError(f"starts at step {start:,}, after the last of {steps:,}.", "average")
+    return SMA(start) if kind == "sma" else None
 
 
 @torch.no_grad()
@@ -358,20 +341,24 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     Reference: Wortsman et al., Model soups, ICML 2022; Ramé et al., Diverse Weight Averaging for
     Out-of-Distribution Generalization, NeurIPS 2022.
     """
-    first: dict[str, Tensor] | None = None
+    first: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     count = 0
     for count, state in enumerate(states, 1):
-        if first is None:
+        if count == 1:
             first = {name: value.detach() for name, value in state.items()}
             kinds = {name: torch.promote_types(v.dtype, widest(v.device)) for name, v in first.items()}
             sums = {name: v.to(kinds[name], copy=True) for name, v in first.items() if _averaged(v)}
             continue
-        if why := difference(first, state):
-            raise InputError(f"states 1 and {count} cannot be averaged: {why}.")
+        for name in dict.fromkeys([*first, *state]):
+            if not (name in first and name in state and _same_kind(first[name], state[name])):
+                raise InputError(
+                    f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, has another "
+                    "shape, or holds other whole numbers."
+                )
         for name, total in sums.items():
             total += state[name].to(total)
-    if first is None:
+    if not count:
         raise InputError("states is empty; it must contain at least one state dict.")
     return {
         name: (sums[name] / count).to(value.dtype) if name in sums else value.clone()
@@ -379,19 +366,11 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     }
 
 
-def difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
-    """What keeps two state dicts from being averaged: the first tensor that differs; else nothing."""
-    for name in dict.fromkeys([*first, *other]):
-        if name not in first or name not in other:
-            return f"only one of them has {name!r}"
-        a, b = first[name], other[name]
-        if a.shape != b.shape:
-            return f"{name!r} has shapes {tuple(a.shape)} and {tuple(b.shape)}"
-        if _averaged(a) != _averaged(b):
-            return f"{name!r} has types {a.dtype} and {b.dtype}"
-        if not _averaged(a) and a.numel() > 1 and not torch.equal(a, b.to(a)):
-            return f"{name!r} holds whole numbers that differ"
-    return ""
+def _same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors can be averaged; whole numbers, except for counters, must be equal."""
+    if a.shape != b.shape or _averaged(a) != _averaged(b):
+        return False
+    return _averaged(a) or a.numel() == 1 or torch.equal(a, b.to(a))
 
 
 def _averaged(value: Tensor) -> bool:
@@ -419,7 +398,7 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
 
 
 def _between(start: Tensor, end: Tensor, alpha: float) -> Tensor:
-    if not (end.is_floating_point() or end.is_complex()):
+    if not _averaged(end):
         return end.clone()
     start, kind = start.to(end.device, _precision(end)), end.dtype
     end = end.to(_precision(end))
@@ -428,15 +407,15 @@ def _between(start: Tensor, end: Tensor, alpha: float) -> Tensor:
 
 
 @contextmanager
-def applied(params: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[None]:
-    """Within the block the parameters hold ``weights``, which may be of another type or on another device."""
-    _check_fit(weights, params)
-    before = [p.detach().clone() for p in params]
+def applied(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Within the block the tensors hold ``values``, which may be of another type or on another device."""
+    _check_fit(values, tensors)
+    before = [t.detach().clone() for t in tensors]
     try:
-        _copy(params, weights)
+        _copy(tensors, values)
         yield
     finally:
-        _copy(params, before)
+        _copy(tensors, before)
 
 
 @torch.no_grad()
@@ -453,40 +432,28 @@ def has_batchnorm(model: nn.Module) -> bool:
 def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     """Recomputes the running statistics of BatchNorm layers for the weights that the model holds now.
 
-    They become the plain average over ``batches``, each an input ``x`` of ``model(x)``. Only layers in
-    training mode that keep statistics are concerned; everything else is in evaluation mode meanwhile. Layers
-    that no batch reaches keep their statistics, and so do all if there is an error.
+    They become the plain average over ``batches``, each an input ``x`` of ``model(x)``, as with torch's
+    ``update_bn``; but only layers in training mode are concerned, frozen ones stay as they are, and
+    everything else is in evaluation mode meanwhile.
     """
     layers = _in_training(model)
-    if not layers:
-        return
     modes = [(m, m.training) for m in model.modules()]
     momenta = [layer.momentum for layer in layers]
-    before = [{n: b.clone() for n, b in layer.named_buffers(recurse=False)} for layer in layers]
-    reached = [False] * len(layers)
     try:
         # Attributes, not train() and eval(): models override these to keep layers frozen, or to do more.
         for module, _ in modes:
             module.training = False
         for layer in layers:
-            layer.training = True
-            layer.momentum = None  # a cumulative average
+            layer.training, layer.momentum = True, None  # a cumulative average
             layer.reset_running_stats()
-        seen = 0
         with torch.no_grad():
-            for x in batches:
+            for x in batches if layers else ():
                 call(model, x)
-                seen += 1
-        if not seen:
-            raise InputError("BatchNorm's statistics are to be recomputed and there is no batch to do it on.")
-        reached = [bool(layer.num_batches_tracked) for layer in layers]
     finally:
         for module, mode in modes:
             module.training = mode
-        for layer, momentum, buffers, new in zip(layers, momenta, before, reached, strict=True):
+        for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-            if not new:
-                _copy([getattr(layer, n) for n in buffers], list(buffers.values()))
 
 
 def _in_training(model: nn.Module) -> list[_BatchNorm]:

@@ -22,6 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from shoal import replay
 from shoal.algorithms.base import Log
 from shoal.data.batch import MetaBatch, leaves, map_nest
+from shoal.data.loader import seed_all
+from shoal.errors import InputError
 from shoal.training.engine import Engine
 
 WARM_UP = 3
@@ -43,7 +45,7 @@ class Steps:
         self.warm = 0
         if self.reason is not None:
             if self.asked:
-                self._tell()
+                raise InputError(f"capture=True is not possible: {self.reason}.")
             return
         self.number = torch.zeros((), dtype=torch.int64, device=engine.device)
         self.batch: MetaBatch | None = None
@@ -52,12 +54,14 @@ class Steps:
             for group in engine.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=engine.device)
 
-    def __call__(self, batch: MetaBatch, step: int) -> Log:
+    def __call__(self, batch: MetaBatch, step: int, seed: int) -> Log:
+        """A step, under random numbers that ``seed`` has set."""
         if self.reason is not None or not self._load(batch, step):
             return self.engine.step(batch, step)
         if self.warm < WARM_UP:
             return self._warm_up()
         if self.graph is None and not self._capture():
+            seed_all(seed, self.engine.device)  # the attempt may have drawn numbers
             return self.engine.step(batch, step)
         assert self.graph is not None
         self.graph.replay()
@@ -116,6 +120,9 @@ class Steps:
                 p.grad = None
             self.reason = (str(error).splitlines() or [""])[0]
             self._tell()
+            # A capture that fails leaves the generator of the device in it; with a new state it is out of it.
+            generator = torch.cuda.default_generators[self.engine.device.index or 0]
+            generator.graphsafe_set_state(torch.Generator(self.engine.device).graphsafe_get_state())
         finally:
             replay.random_in_graph = False
             if collecting:

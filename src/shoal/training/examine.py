@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -15,27 +16,34 @@ from torch.utils._pytree import tree_leaves
 from shoal.algorithms import Algorithm, Loss
 from shoal.data.batch import DomainData, InMemory, Task, batch_of, finished, tensors_in
 from shoal.data.check import check_examples, check_outputs
-from shoal.data.domains import Domains
 from shoal.data.loader import to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
-from shoal.losses import BINARY, OF_NUMBERS, PROBABILITIES, UNKNOWN_LOSS, Terms, find_terms, shown_loss
+from shoal.losses import BINARY, OF_NUMBERS, PROBABILITIES, UNKNOWN_LOSS, find_terms, shown_loss
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.models.calling import arguments, call
 from shoal.replay import preserve_state
 
 SIZED = 16
-"""Examples looked at for the largest, where they differ in size."""
+"""Examples among which the largest is sought, where they differ in size."""
+MOST_CLASSES = 512
+"""Classes that a loss is tried on."""
 SEVERAL = (
     ". A tuple is passed as several arguments where forward needs more than one, a dict by name where all "
     "its keys are parameters of forward; otherwise x is one argument."
 )
-LABELS = 512
-"""Classes that a loss is tried on."""
 
 
 class Examined(NamedTuple):
-    """What is to be learned, the loss that is usual for it, and what became of two examples."""
+    """What is to be learned, and the model's outputs for two examples.
+
+    Attributes:
+        task: the task.
+        loss: the default loss of the task.
+        x, y, output: two examples, and what the model makes of them.
+        numbers: the most that one example becomes in any operation of the model.
+        weighted: whether examples have weights.
+    """
 
     task: Task
     loss: Loss
@@ -43,9 +51,7 @@ class Examined(NamedTuple):
     y: Tensor
     output: Any
     numbers: int
-    """The most that one example becomes in any operation of the model."""
     weighted: bool = False
-    """Whether examples have weights."""
 
 
 def examine(
@@ -57,29 +63,31 @@ def examine(
     loss: Loss | None = None,
     features: FeatureExtractor | None = None,
 ) -> Examined:
-    """Looks at the data, and at what the model makes of two examples.
+    """Checks the data, and the model's outputs for two examples.
 
     Args:
+        model: the model.
+        data: the data.
+        examples: its examples, as they are trained on.
+        device: where the model is.
+        classes: number of classes, if it is known.
         loss: the user's own.
-        features: what is to find the features, where they are not those of a FeatureModel.
+        features: what finds the features of a model that is not a FeatureModel.
     """
     domains = data.splits["train"]
-    x, y, *weight = _batch(examples, domains.indices[:2], device)
+    which = domains.indices[:2]
+    if not isinstance(examples, InMemory):  # they may differ in size
+        places = np.linspace(0, len(domains.indices) - 1, min(SIZED, len(domains.indices))).astype(int)
+        some = domains.indices[places]
+        which = np.repeat(max(some, key=lambda i: _numbers(batch_of(examples, [int(i)])[0])), 2)
+    x, y, *weight = to_device(batch_of(examples, which), device)
+    x = finished(examples, x)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         _forward(model, x)  # gives them their shapes
-    with Largest() as largest:
-        output = _trial(model, x)
+    with Largest() as largest, preserve_state(model):
+        output = _forward(model, x)
     numbers = max(largest.numbers // len(y), _numbers(x))
-    if not isinstance(examples, InMemory):  # they may differ in size
-        size = {int(i): _numbers(_batch(examples, [i], None)[0]) for i in _some(domains)}
-        longest = max(size, key=lambda i: size[i])
-        if size[longest] > _numbers(x):
-            long = _batch(examples, [longest, longest], device)[0]
-            with Largest() as largest:
-                _trial(model, long)
-            numbers = max(numbers, largest.numbers // 2)
     classes = classes or data.classes
-    terms = None if loss is None else find_terms(loss)
     kind = _kind(data, classes, output, y)
     if y.is_floating_point() and classes is not None:
         raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
@@ -91,25 +99,27 @@ def examine(
                 "output per class; for regression say task='regression' or make the targets floating; one "
                 "logit with loss=nn.BCEWithLogitsLoss() is task='multilabel'."
             )
-    for which in data.splits.values():
-        check_examples(examples, which, classes, ignored=terms.ignore_index if terms else None)
+    terms = None if loss is None else find_terms(loss)
+    for split in data.splits.values():
+        check_examples(examples, split, classes, ignored=terms.ignore_index if terms else None)
     check_outputs(output, y, classes, kind)
     if loss is None and classes is None and isinstance(output, Tensor) and output.shape != y.shape:
         raise InputError(
             f"the model's output has shape {tuple(output.shape)} and the floating targets {tuple(y.shape)}: "
             "regression needs one output per target. For classification make labels integers (y.long())."
         )
-    usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
+    default: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
     if kind == "multilabel":
-        usual = nn.functional.binary_cross_entropy_with_logits
+        default = nn.functional.binary_cross_entropy_with_logits
     width = None
     if features is not None:
         args, kwargs = arguments(model, x)
         width = features.find(*args, **kwargs).width
-    if features is None and isinstance(model, FeatureModel):
-        width = _numbers(_trial(model.features, x))
+    elif isinstance(model, FeatureModel):
+        with preserve_state(model):
+            width = _numbers(_forward(model.features, x))
     task = Task(domains=len(domains), classes=classes, features=width, kind=kind)
-    return Examined(task, usual, x, y, output, numbers, bool(weight))
+    return Examined(task, default, x, y, output, numbers, bool(weight))
 
 
 def _kind(data: DomainData, classes: int | None, output: Any, y: Tensor) -> str:
@@ -153,25 +163,17 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def _trial(model: nn.Module, x: Any) -> Any:
-    """What the model makes of ``x``, before training and without a trace."""
-    with preserve_state(model):
-        return _forward(model, x)
-
-
 def _forward(model: nn.Module, x: Any) -> Any:
     mode = model.training
     try:
         with torch.no_grad():
             return call(model.eval(), x)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-        given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        given += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
-        first = (str(error).splitlines() or [""])[0]
+        what = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        what += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
         several = isinstance(x, (tuple, list, Mapping)) and isinstance(error, TypeError)
-        raise InputError(
-            f"the model cannot take two training examples ({given}): {first}{SEVERAL if several else ''}"
-        ) from error
+        why = _first_line(error) + (SEVERAL if several else "")
+        raise InputError(f"the model cannot take two training examples ({what}): {why}") from error
     finally:
         model.train(mode)
 
@@ -217,24 +219,25 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
     """
     terms = find_terms(loss)
     if terms is not None:
-        _check_terms(terms, loss, found)
-    if found.weighted:
-        if terms is None:
-            raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(loss)))
-        if not algorithm.sample_weights:
-            raise InputError(
-                f"{type(algorithm).__name__} does not take sample weights; leave them out, or train with "
-                "'fish', 'vrex' or 'erm'."
-            )
+        _check_terms(loss, found)
+    if found.weighted and terms is None:
+        raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(loss)))
+    if found.weighted and not algorithm.sample_weights:
+        raise InputError(
+            f"{type(algorithm).__name__} does not take sample weights; leave them out, or train with "
+            "'fish', 'vrex' or 'erm'."
+        )
     gathered = type(algorithm).objective is not Algorithm.objective
     by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
     needs = None if gathered or by_parts else divided
     _try_loss(loss, found, type(algorithm).__name__ if algorithm.plain_mean else needs)
 
 
-def _check_terms(terms: Terms, loss: Loss, found: Examined) -> None:
+def _check_terms(loss: Loss, found: Examined) -> None:
     """Refuses a loss of torch that does not go with the task."""
-    classes, weight, kind = found.task.classes, terms.class_weight, found.task.kind
+    terms, classes, kind = find_terms(loss), found.task.classes, found.task.kind
+    assert terms is not None
+    weight = terms.class_weight
     if terms.function in PROBABILITIES and kind == "multilabel":
         raise InputError(
             f"loss is {shown_loss(loss)}, of probabilities; outputs are logits here: nn.BCEWithLogitsLoss()."
@@ -251,11 +254,8 @@ def _check_terms(terms: Terms, loss: Loss, found: Examined) -> None:
             with torch.no_grad():
                 loss(found.output, found.y)
         except (RuntimeError, ValueError, IndexError) as error:
-            first = (str(error).splitlines() or [""])[0]
-            raise InputError(
-                f"loss cannot take outputs {tuple(found.output.shape)} and targets {tuple(found.y.shape)}: "
-                f"{first}"
-            ) from error
+            shapes = f"outputs {tuple(found.output.shape)} and targets {tuple(found.y.shape)}"
+            raise InputError(f"loss cannot take {shapes}: {_first_line(error)}") from error
 
 
 def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
@@ -263,13 +263,11 @@ def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     output, y = found.output, found.y
     if not isinstance(output, Tensor):
         return
-    count = min(found.task.classes or 8, LABELS)
-    draw = torch.Generator().manual_seed(0)
-    output = torch.randn((count, *output.shape[1:]), generator=draw).to(output.device, output.dtype)
-    if found.task.classes and y.ndim == 1:
-        y = torch.arange(count, dtype=y.dtype, device=y.device)
-    else:
-        y = y[torch.arange(count, device=y.device) % len(y)]
+    count = min(found.task.classes or 8, MOST_CLASSES)
+    made = torch.Generator().manual_seed(0)
+    output = torch.randn((count, *output.shape[1:]), generator=made).to(output.device, output.dtype)
+    numbers = torch.arange(count, device=y.device)
+    y = numbers.to(y.dtype) if found.task.classes and y.ndim == 1 else y[numbers % len(y)]
     try:
         with torch.no_grad():
             whole = loss(output, y)
@@ -279,10 +277,8 @@ def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     if not isinstance(whole, Tensor) or whole.numel() != 1:
         got = f"shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
         raise InputError(f"loss(output, y) must return one number, a mean over examples; got {got}.")
-    if needs is None:
-        return
-    each, mean = float(whole), sum(map(float, parts)) / count
-    if not math.isclose(each, mean, rel_tol=1e-3, abs_tol=1e-5):
+    mean = sum(map(float, parts)) / count
+    if needs is not None and not math.isclose(float(whole), mean, rel_tol=1e-3, abs_tol=1e-5):
         raise InputError(
             f"{needs} needs a loss that is the mean of its examples' losses, and this one is not (a class "
             "weight, ignore_index, or a sum): the result would depend on how batches are divided. Class "
@@ -295,13 +291,5 @@ def _numbers(x: Any) -> int:
     return max([1, *(t[:1].numel() for t in tensors_in(x) if t.ndim)])
 
 
-def _some(domains: Domains) -> Any:
-    """Some examples from all over the domains."""
-    places = torch.linspace(0, len(domains.indices) - 1, min(SIZED, len(domains.indices))).long()
-    return domains.indices[places.numpy()]
-
-
-def _batch(examples: Any, which: Any, device: torch.device | None) -> tuple[Any, ...]:
-    """These examples as a batch."""
-    x, *rest = to_device(batch_of(examples, which), device)
-    return finished(examples, x), *rest
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

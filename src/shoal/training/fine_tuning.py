@@ -34,8 +34,8 @@ def head_for(options: FitOptions, model: nn.Module, x: Any) -> nn.Module | None:
 class Rates:
     """The learning rates of an optimizer's parameters: those of ``options`` for the parts of a model.
 
-    Each group of the optimizer is split where its parameters are to have different learning rates, and keeps
-    its other settings. Schedulers multiply them all alike.
+    Groups of the optimizer are split where their parameters differ in it, and keep their other settings.
+    Schedulers multiply all rates alike.
     """
 
     def __init__(self, optimizer: Optimizer, options: FitOptions, model: nn.Module, head: nn.Module) -> None:
@@ -81,8 +81,9 @@ def _rate(group: dict[str, Any]) -> float:
 class L2SP(nn.Module):
     """The gradient of α/2 (‖θ − θ₀‖² + ‖w‖²), for what is pretrained, θ, and the weights w of the head.
 
-    θ₀ are the weights at the start of the training, after a warm start. They are buffers, and saved with the
-    algorithm, of which this is a part.
+    As in the authors' program only weights are penalized: parameters with two dimensions or more, not biases
+    and not those of norms. θ₀ are the weights at the start of the training, after a warm start; they are
+    buffers, and saved with the algorithm, of which this is a part.
 
     Reference: Li, Grandvalet and Davoine, Explicit Inductive Bias for Transfer Learning with Convolutional
     Networks, ICML 2018.
@@ -90,31 +91,24 @@ class L2SP(nn.Module):
 
     def __init__(self, model: nn.Module, head: nn.Module, alpha: float) -> None:
         super().__init__()
-        own = set(head.parameters())
-        self._trained = [p for p in model.parameters() if p.requires_grad and p not in own]
-        self._head = [p for p in head.parameters() if p.requires_grad]
-        self._names = [f"start_{n}" for n in range(len(self._trained))]
-        for name, p in zip(self._names, self._trained, strict=True):
-            self.register_buffer(name, p.detach().clone())
         self.alpha = alpha
+        self._weights = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+        own = set(head.parameters())
+        for n, p in enumerate(self._weights):
+            self.register_buffer(f"start_{n}", torch.zeros_like(p) if p in own else p.detach().clone())
+        self._pretrained = [(p, f"start_{n}") for n, p in enumerate(self._weights) if p not in own]
 
     @torch.no_grad()
     def begin(self) -> None:
         """The weights are those to stay close to."""
-        for name, p in zip(self._names, self._trained, strict=True):
+        for p, name in self._pretrained:
             getattr(self, name).copy_(p)
 
     def added(self, params: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> list[Tensor]:
         """To the gradients of ``params``, which stay as they are."""
         found, place = list(gradients), {p: n for n, p in enumerate(params)}
-        moved: list[Tensor] = [p.detach() for p in self._trained]
-        if moved:
-            moved = list(torch._foreach_sub(moved, [getattr(self, name) for name in self._names]))
-        offsets = [*moved, *(p.detach() for p in self._head)]
-        pairs = zip([*self._trained, *self._head], offsets, strict=True)
-        kept = [(place[p], offset) for p, offset in pairs if p in place]
-        if self.alpha and kept:
-            sums = torch._foreach_add([found[n] for n, _ in kept], [o for _, o in kept], alpha=self.alpha)
-            for (n, _), g in zip(kept, sums, strict=True):
-                found[n] = g
+        start = dict(zip(self._weights, self.buffers(), strict=True))
+        for p in self._weights if self.alpha else ():
+            if p in place:
+                found[place[p]] = found[place[p]] + self.alpha * (p.detach() - start[p])
         return found

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import os
 import socket
-import stat
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ FILES = (
     *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.json", "model.txt"),
     *("inputs.json", "card.md", "columns.json", ".lock"),
 )
-FOLDERS = ("checkpoints", "predictions", "tensorboard", "encoder", "tokenizer")
+FOLDERS = ("checkpoints", "stages", "predictions", "tensorboard", "encoder", "tokenizer")
 """What Shoal keeps in the folder of a run, and in no other."""
 FLAG = "fallback_to_soft"
 ONLY_FLOCK: dict[str, Any] = {FLAG: False} if FLAG in inspect.signature(FileLock.__init__).parameters else {}
@@ -69,14 +67,12 @@ class RunFolder:
 
     ``with folder:`` locks it, so that a second process that would write to it is refused. The lock is the
     operating system's and ends with the process, however that ends. Where there are no such locks (some
-    network file systems) the folder is used without, with a warning.
+    network file systems) the folder is used without, with a warning. Symbolic links in the folder are
+    refused: whoever made them could have other files overwritten.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock: FileLock | None = None
-        self._depth = 0
-        self._inode: tuple[int, int] | None = None
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.record = self.path / "record.json"
@@ -84,6 +80,7 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.inputs = self.path / "inputs.json"
         """How the model is built and what becomes its input; see :func:`shoal.training.summary.about`."""
+        self._lock = FileLock(self.path / ".lock", mode=0o666, **ONLY_FLOCK)
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; a run requires a folder.")
         try:
@@ -101,84 +98,55 @@ class RunFolder:
     @property
     def started(self) -> bool:
         """Whether there is a run to resume."""
-        from shoal.training.checkpoint import Checkpoints  # which needs torch
+        return self.config.exists() or any(self.checkpoints.glob("step-*.pt"))
 
-        return self.config.exists() or Checkpoints(self.checkpoints).latest() is not None
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces the entry called ``name``, whole or not at all."""
+        path = self.path / name
+        if path.is_symlink():
+            path.unlink()  # what it points to is none of ours
+        files.write_atomically(path, content)
 
     def __enter__(self) -> RunFolder:
-        if self._depth == 0:
-            self._take()
-            self._clear()
-        self._depth += 1
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._inode = None
-            self._free()
-
-    @property
-    def held(self) -> bool:
-        """Whether the path still is the folder that was locked: neither removed nor replaced since."""
-        return self._inode is not None and self._inode == _inode(self.path)
-
-    def make_again(self) -> None:
-        """Makes and locks the folder after it was removed; FileExistsError where another is in its place."""
-        with contextlib.suppress(OSError):
-            self.path.rmdir()  # if it is there and nothing is in it
-        self.path.mkdir(parents=True)
-        self._free()
-        self._take()
-
-    def _clear(self) -> None:
-        """Removes what a process that was killed here has left half written (see `files.replacing`)."""
-        left = [path for name in FILES for path in self.path.glob(f".{name}.*")]
-        left += [path for name in FOLDERS for path in (self.path / name).glob(".*.????????")]
-        for path in left:
-            with contextlib.suppress(OSError):
-                if stat.S_ISREG(path.lstat().st_mode):
-                    path.unlink()
-
-    def _take(self) -> None:
-        self._inode = _inode(self.path)
-        path = self.path / ".lock"
-        if not path.is_dir():
-            files.check_regular(path)
-        lock = FileLock(path, mode=0o666, **ONLY_FLOCK)
+        self._check_links()
         try:
-            lock.acquire(blocking=False)
+            self._lock.acquire(blocking=False)
+            Path(self._lock.lock_file).write_text(f"{os.getpid()} {socket.gethostname()}\n")
         except Timeout:
-            text = files.read_text(path, errors="replace")
-            pid, _, host = text.strip().partition(" ")
+            holder = files.read_text(self._lock.lock_file, errors="replace")
+            pid, _, host = holder.strip().partition(" ")
             who = f"process {pid} on host {host}" if host else "another process"
             raise InputError(
                 f"{self.path} is in use by {who}; wait for it, or choose another folder."
             ) from None
         except OSError as error:
-            if path.is_dir() or path.is_symlink() or not os.access(self.path, os.W_OK):
+            if Path(self._lock.lock_file).is_dir() or not os.access(self.path, os.W_OK):
                 raise self._unusable(error) from error
             warnings.warn(
                 f"{self.path} cannot be locked ({error.strerror}); make sure that only one process uses it.",
                 stacklevel=3,
             )
-            return
-        self._lock = lock
-        path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+        return self
 
-    def _free(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-        self._lock = None
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _check_links(self) -> None:
+        """Refuses links, and removes what a process that was killed here has left half written."""
+        for path in self._entries():
+            if path.is_symlink():
+                raise InputError(f"{str(path)!r} is a symbolic link; a run's folder must not contain any.")
+            if path.name.startswith(".") and path.name != ".lock" and path.is_file():
+                path.unlink(missing_ok=True)
+
+    def _entries(self) -> Iterator[Path]:
+        for name in FILES:
+            yield self.path / name
+            yield from self.path.glob(f".{name}.*")
+        for name in FOLDERS:
+            yield self.path / name
+            yield from (self.path / name).rglob("*")
 
     def _unusable(self, error: OSError) -> InputError:
         why = error.strerror or error
         return InputError(f"{self.path} cannot be created or written to ({why}); choose another folder.")
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_dev, state.st_ino

@@ -1,4 +1,4 @@
-"""MIRO: features that stay close to those of the pretrained model, beside any algorithm."""
+"""MIRO: features that stay close to those of the pretrained model, with any algorithm."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ class Miro(nn.Module):
 
     The z_l are the outputs of at most five layers of the model, evenly spaced among those that
     :func:`~shoal.models.layers.find_layers` finds, and the z₀_l those of a frozen copy of them, in evaluation
-    mode, on the same inputs. σ²_l is one number per channel, trained with ten times the learning rate.
+    mode, on the same inputs. σ²_l is one number per channel, trained with ten times the learning rate. As in
+    the authors' program λ is 0.1, but 0.01 for PACS and VLCS. It is part of the algorithm, not of the model:
+    trained and saved with it, and not exported.
 
-    It is part of the algorithm, not of the model: trained and saved with it, and not exported.
+    Reference: Cha et al., Domain Generalization by Mutual-Information Regularization with Pre-trained Models,
+    ECCV 2022.
 
     Args:
         model: with the pretrained weights.

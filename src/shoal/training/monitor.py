@@ -139,7 +139,7 @@ class Monitor:
 
         parts, history = [], self.state.history
         if self._losses:
-            parts.append(losses_note(self._losses, 30))
+            parts.append(losses_note(self._losses))
         elif history:
             parts.append(f"loss {history[-1].loss:.3f}")
         if self._pace:

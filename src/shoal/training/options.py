@@ -16,8 +16,7 @@ from typing_extensions import Unpack
 from shoal.errors import InputError, shown
 from shoal.options import FitOptions, declared, with_defaults
 from shoal.settings import coerce
-from shoal.training.averaging import EMA, SMA, SWAD
-from shoal.training.averaging import Average as Average
+from shoal.training import averaging
 from shoal.training.callbacks import Callback
 from shoal.training.metrics import metric
 from shoal.training.processes import named_device
@@ -47,8 +46,7 @@ def complete(**options: Unpack[FitOptions]) -> FitOptions:
     for callback in full["callbacks"]:
         if not isinstance(callback, Callback):
             raise InputError(f"must be instances of shoal.Callback, got {shown(callback)}.", "callbacks")
-    if (start := _sma_start(full)) > full["steps"]:
-        raise InputError(f"starts at step {start:,}, after the last of {full['steps']:,}.", "average")
+    averaging.make_average(full["average"], full["steps"])
     return full
 
 
@@ -102,39 +100,9 @@ def schedule_factor(schedule: str, steps: int, step: int) -> float:
     return factor
 
 
-def make_average(options: FitOptions) -> Average | None:
-    kind, _, number = (options["average"] or "").partition(":")
-    if kind == "swad":
-        return SWAD(ratio=float(number or 1.3))
-    if kind == "ema":
-        return EMA(float(number or 0.999))
-    return SMA(_sma_start(options)) if kind == "sma" else None
-
-
-def _sma_start(options: FitOptions) -> int:
-    kind, _, number = (options["average"] or "").partition(":")
-    return int(number or max(1, options["steps"] // 10)) if kind == "sma" else 0
-
-
 def uses_swad(options: FitOptions) -> bool:
     """Whether weights are averaged by the validation loss."""
     return (options["average"] or "").startswith("swad")
-
-
-def probes_head(options: FitOptions) -> bool:
-    """Whether the warm start trains only the head."""
-    return str(options["warm_start"]).startswith("head")
-
-
-def warm_steps(options: FitOptions, examples: int) -> tuple[int, int]:
-    """How many ERM steps to start with, and how many make one pass over the training examples."""
-    one_pass = max(1, math.ceil(examples / options["batch_size"]))
-    start = options["warm_start"]
-    if isinstance(start, str) and start.startswith("head"):
-        return int(start[5:] or max(1, options["steps"] // 10)), one_pass
-    if isinstance(start, float):
-        return max(1, round(start * one_pass)), one_pass
-    return start if isinstance(start, int) else 100 * one_pass, one_pass
 
 
 def plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.data.batch import DomainData, known_labels
 from shoal.data.domains import Domains
-from shoal.data.wilds import SPLITS
+from shoal.datasets.wilds import SPLITS
 from shoal.errors import InputError, check_names, shown
 from shoal.files import write_atomically
 from shoal.training.evaluate import Scores, scored

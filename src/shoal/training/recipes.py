@@ -1,39 +1,45 @@
-"""Recipes by name: an algorithm and the options of a training that belong to it, as data in recipes.yaml."""
+"""Recipes: an algorithm with options of a training that belong together, and the stages they consist of.
+
+The named ones are data, in recipes.yaml. A :class:`Job` trains one stage after the other: a warm start, the
+training itself, and again both on all data.
+"""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
+from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.files import parse_yaml
 from shoal.models.head import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
 from shoal.training.callbacks import Point
+from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import snapshot
-from shoal.training.options import probes_head, warm_steps
 from shoal.training.processes import Processes
-from shoal.training.retraining import plan, with_validation
 from shoal.training.setup import Setup
 from shoal.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from shoal.training.journal import Journal
 
-NOT_WARM: FitOptions = {
-    **{"draw": None, "warm_start": None, "schedule": None, "average": None, "wise_ft": None},
-    **{"miro": None, "l2_sp": None, "retrain": False, "track_every": None, "track_after": False},
-}
-"""Options that a warm start does without."""
+INITIAL = "stages/initial.safetensors"
+"""Where a run that is retrained keeps its initial weights."""
+RELEASED_HEAD_STEPS = 500
+"""For so many steps the released ERM++ trains the head alone."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,12 @@ class Recipe:
     freeze_batchnorm: bool = False
     """Whether :func:`shoal.fit` calls :func:`shoal.models.freeze_batchnorm` on a model of the caller's own.
     Backbones built by their names have BatchNorm frozen by default."""
+    datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options that the authors use for single datasets, by their names."""
 
-    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, given: Mapping[str, Any], dataset: str = "") -> dict[str, Any]:
         """``given``, with the recipe's value for every option that was not given."""
-        return {**self.options, **given}
+        return {**self.options, **self.datasets.get(spelled(dataset), {}), **given}
 
 
 @cache
@@ -72,9 +80,15 @@ def find_recipe(name: Any) -> Recipe | None:
 
 
 class Job:
-    """The stages of one training: a warm start, the training, and again both on all data.
+    """All stages of a training. Their options are checked when it is made, before any step.
 
-    The setups of the first two are made, and checked, at once; the third follows from what was selected.
+    Args:
+        algorithm: name or class of the algorithm.
+        model: model to train, in place.
+        data: examples and splits.
+        options: complete options.
+        label: name of the run in messages.
+        processes: the processes that train together.
     """
 
     def __init__(
@@ -88,80 +102,79 @@ class Job:
     ) -> None:
         if options["retrain"]:
             with_validation(data)
-        self.options, self.label = options, label
-        self.initial: dict[str, Tensor] | None = None
         self.setup = Setup(algorithm, model, data, options, label, processes=processes)
         self.trainer = Trainer(self.setup, last=not options["retrain"])
-        self.warm = self._warm(self.setup, "warm start")
+        self.warm = _warm_start(self.setup, "warm start")
+        if options["wise_ft"] is not None and self.warm is None and self.setup.processes.main:
+            warnings.warn(
+                "wise_ft interpolates with the weights at the start. If the head is randomly initialised, "
+                "train it first with warm_start='head'.",
+                stacklevel=4,
+            )
         self.retraining: Trainer | None = None
-        self.plan: dict[str, Any] = {}
         self.seconds = 0.0
 
-    def _warm(self, setup: Setup, stage: str) -> Trainer | None:
-        """The training with ERM that comes before, where there is one."""
-        if setup.options["warm_start"] is None:
-            return None
-        model, only = setup.model, None
-        if probes_head(setup.options):
-            only = _probed_head(model, setup)
-        warm = Setup("erm", model, setup.data, self._warm_options(setup), stage, stage, setup.processes, only)
-        return Trainer(warm, last=False)
-
-    def _warm_options(self, setup: Setup) -> FitOptions:
-        options = setup.options
-        steps, one_pass = warm_steps(options, len(setup.data.splits["train"].examples()))
-        plateau = options["warm_start"] == "plateau"
-        return {
-            **options,
-            **NOT_WARM,
-            "steps": steps,
-            "domains_per_step": 1,
-            "settings": {},
-            "patience": 5 if plateau else None,
-            "select": "best" if plateau else "last",
-            "eval_every": max(1, one_pass // 10) if plateau else steps,
-        }
-
     def run(self, journal: Journal | None = None) -> Point:
-        """Trains; the model then has the selected weights."""
-        began = time.monotonic()
-        model = self.setup.model
+        """Trains, or resumes; the model then has the selected weights."""
+        began, setup = time.monotonic(), self.setup
         try:
-            if self.options["retrain"]:
-                self.initial = {k: v.cpu() for k, v in snapshot(model).items()}
+            if not setup.options["retrain"]:
+                _run(self.warm, journal)
+                return self.trainer.run(journal)
+            initial = _initial_weights(setup, journal)
             _run(self.warm, journal)
-            point = self.trainer.run(journal)
-            if not self.options["retrain"]:
-                return point
-            self.plan = plan(self)
-            model.load_state_dict(self.initial or {})
-            setup = Setup(
-                type(self.setup.algorithm),
-                model,
-                with_validation(replace(self.setup.data, examples=self.setup.examples)),
-                self._retrain_options(self.plan["options"]),
+            self.trainer.run(journal)
+            setup.model.load_state_dict(initial)
+            again = Setup(
+                type(setup.algorithm),
+                setup.model,
+                with_validation(replace(setup.data, examples=setup.examples)),
+                self._retrain_options(),
                 "retraining",
                 "retrain",
-                self.setup.processes,
-                horizon=self.setup.task.steps,
+                setup.processes,
+                horizon=setup.task.steps,
             )
-            self.retraining = Trainer(setup)
-            _run(self._warm(setup, "retrain warm start"), journal)
-            return _run(self.retraining, journal) or point
+            self.retraining = Trainer(again)
+            _run(_warm_start(again, "retrain warm start"), journal)
+            _run(self.retraining, journal)
+            return self.selected[0]
         finally:
             self.seconds = max(time.monotonic() - began, self.trainer.seconds)
 
-    def _retrain_options(self, found: FitOptions) -> FitOptions:
-        once: FitOptions = {"patience": None, "track_every": None, "retrain": False, "select": "last"}
-        return {**self.options, **found, **once, "eval_every": found["steps"]}
+    def _retrain_options(self) -> FitOptions:
+        """For as many steps as the selected weights were trained, averaged over the same steps.
+
+        This is the last part of ERM++ (Teterwak et al., ERM++: An Improved Baseline for Domain
+        Generalization, 2023): validation has said for how long to train, and all data are trained on.
+        """
+        search, options = self.trainer.selection, self.setup.options
+        steps, average = search.selected[0].step, options["average"] or ""
+        if average.startswith("swad"):
+            first, steps = (search.average and search.average.span) or (steps + 1, steps)
+            average = f"sma:{first}" if first <= steps else ""
+        elif average.startswith("sma"):  # unless the selected weights are from before the averaging
+            start = search.average.start if search.average else 0
+            average = f"sma:{start}" if start <= steps else ""
+        warm = options["warm_start"]
+        if self.warm is not None:
+            number, kind = self.warm.selection.selected_step, str(warm).partition(":")[0]
+            warm = f"{kind}:{number}" if kind.startswith("head") else number
+        return {
+            **options,
+            **{"steps": steps, "average": average or None, "warm_start": warm, "eval_every": steps},
+            "wise_ft": search.interpolation.get("alpha"),
+            **{"patience": None, "track_every": None, "retrain": False, "select": "last"},
+        }
 
     @property
     def selected(self) -> tuple[Point, str]:
         """The point whose weights count, and the rule that chose it."""
+        point, rule = self.trainer.selected
         if self.retraining is None or not self.retraining.history:
-            return self.trainer.selected
-        point, rule = self.retraining.selected
-        return point, f"retrained with the validation data, {rule} (the search: {self.plan['rule']})"
+            return point, rule
+        again, how = self.retraining.selected
+        return again, f"retrained with the validation data, {how} (the search: {rule})"
 
     @property
     def points(self) -> list[Point]:
@@ -181,28 +194,101 @@ class Job:
         return self.trainer.selection.interpolation
 
 
-def _run(trainer: Trainer | None, journal: Journal | None) -> Point | None:
-    """A stage of its own, in a folder of its own."""
-    if trainer is None:
+def _run(trainer: Trainer | None, journal: Journal | None) -> None:
+    """A stage, in a folder of its own; one that is over returns at once."""
+    if trainer is not None and journal is not None:
+        with journal.stage(trainer.setup.stage) as own:
+            trainer.run(own)
+    elif trainer is not None:
+        trainer.run()
+
+
+def _warm_start(setup: Setup, stage: str) -> Trainer | None:
+    """ERM before the training, of the whole model or of its head, where that is asked for.
+
+    A head is trained on one pooled batch per step, with the rest in evaluation mode; with ``head-train``, as
+    in the released ERM++, on the batches of the training, with the rest in training mode.
+    """
+    options, start = setup.options, setup.options["warm_start"]
+    if start is None:
         return None
-    if journal is None:
-        return trainer.run()
-    with journal.stage(trainer.setup.stage) as own:
-        return trainer.run(own)
+    kind, _, number = start.partition(":") if isinstance(start, str) else ("", "", "")
+    one_pass = max(1, -(-len(setup.data.splits["train"].examples()) // options["batch_size"]))
+    plateau, released = kind == "plateau", kind == "head-train"
+    if kind == "head":
+        steps = int(number or max(1, options["steps"] // 10))
+    elif released:
+        steps = int(number or RELEASED_HEAD_STEPS)
+    elif plateau:
+        steps = 100 * one_pass
+    else:
+        steps = start if isinstance(start, int) else max(1, round(float(start) * one_pass))
+    changed: FitOptions = {
+        **options,
+        **{"warm_start": None, "schedule": None, "average": None, "wise_ft": None, "miro": None},
+        **{"l2_sp": None, "retrain": False, "track_every": None, "track_after": False, "settings": {}},
+        **({} if released else {"draw": None, "domains_per_step": 1}),
+        "steps": steps,
+        "patience": 5 if plateau else None,
+        "select": "best" if plateau else "last",
+        "eval_every": max(1, one_pass // 10) if plateau else steps,
+    }
+    only = _probed_head(setup) if kind.startswith("head") else None
+    warm = Setup(
+        "erm",
+        setup.model,
+        setup.data,
+        changed,
+        label=stage,
+        stage=stage,
+        processes=setup.processes,
+        only=only,
+        frozen="train" if released else "eval",
+    )
+    return Trainer(warm, last=False)
 
 
-def _probed_head(model: nn.Module, setup: Setup) -> nn.Module:
-    """The head of ``model``, to be trained alone."""
-    option = f"warm_start={setup.options['warm_start']!r}"
+def _probed_head(setup: Setup) -> nn.Module:
+    """The head of the model, to be trained alone."""
+    model, option = setup.model, f"warm_start={setup.options['warm_start']!r}"
     try:
         head = find_head(model, setup.example)
     except InputError as error:
         raise InputError(f"{option} trains only the head: {error}") from error
-    own = {id(p) for p in head.parameters()}
-    if not any(p.requires_grad for p in head.parameters()):
+    own = set(head.parameters())
+    if not any(p.requires_grad for p in own):
         raise InputError(f"{option} trains only the head, and no parameter of it requires a gradient.")
-    if all(id(p) in own for p in model.parameters()):
+    if own.issuperset(model.parameters()):
         raise InputError(
             f"{option} trains only the head, and {type(model).__name__} has no other parameters."
         )
     return head
+
+
+def with_validation(data: DomainData) -> DomainData:
+    """``data`` with the validation examples of the training domains in ``train``, and no validation."""
+    train, validation = data.splits["train"], data.splits.get("validation")
+    same = set(validation.names) & set(train.names) if validation else set()
+    if validation is None or not same:
+        raise InputError(
+            "retrain=True needs validation examples of the training domains, under the same names."
+        )
+    every, none = {}, np.empty(0, np.int64)
+    for number, name in enumerate(train.names):
+        more = validation.indices_of(validation.number(name)) if name in same else none
+        every[name] = np.sort(np.concatenate([train.indices_of(number), more]).astype(np.int64))
+    splits = {**data.splits, "train": Domains.from_indices(every)}
+    del splits["validation"]
+    return data.split_as(splits, {k: v for k, v in data.notes.items() if k != "validation"})
+
+
+def _initial_weights(setup: Setup, journal: Journal | None) -> dict[str, Tensor]:
+    """The weights before any stage, which a run that is resumed has in its folder."""
+    weights = {name: value.cpu() for name, value in snapshot(setup.model).items()}
+    if journal is None:
+        return weights
+    path = journal.folder.path / INITIAL
+    if setup.processes.broadcast(path.exists()):
+        return load_weights(path)
+    journal.write(INITIAL, save(weights))
+    return weights

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class Setup:
         processes: the processes that train together.
         only: the part of the model that is trained, if not all of it.
         horizon: the number of steps that algorithms schedule by, if not that of ``options``.
+        frozen: mode of the rest of the model where only a part is trained.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class Setup:
         processes: Processes | None = None,
         only: nn.Module | None = None,
         horizon: int | None = None,
+        frozen: Literal["train", "eval"] = "eval",
     ) -> None:
         cls = algorithm_class(algorithm)
         self.options, self.data, self.stage, self.only = options, data, stage, only
+        self.frozen = frozen
         self.processes = processes or Processes(options["device"])
         self.device = self.processes.device
         self.model = model.to(self.device)
@@ -322,8 +325,8 @@ class Setup:
                 tensor.data = tensor.data.contiguous()
 
     def train_mode(self) -> None:
-        """Training mode for what is trained, evaluation mode for the rest of the model."""
-        self.model.train(self.only is None)
+        """Training mode for what is trained; ``frozen`` is the mode of the rest of the model."""
+        self.model.train(self.only is None or self.frozen == "train")
         if self.only is not None:
             self.only.train()
 

@@ -1,4 +1,4 @@
-"""What to write down of a training: what it was, where it ran, what came out."""
+"""What is written down of a training: what it was, where it ran, what was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,25 +19,29 @@ from shoal.data.batch import DomainData, evaluation_view, finished
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
+from shoal.training.card import with_card
 from shoal.training.options import plain
-from shoal.training.recipes import Job
-from shoal.training.setup import Setup
+
+if TYPE_CHECKING:
+    from shoal.training.recipes import Job
+    from shoal.training.setup import Setup
 
 
 def summary(job: Job, status: str = "finished", error: str = "") -> dict[str, Any]:
     """Everything measured, as plain data."""
     history, setup = job.points, job.setup
-    chosen, rule = job.selected if history else (None, "last step")
-    at = next((n for n, point in enumerate(history) if point is chosen), -1)
+    point, rule = job.selected if history else (None, "last step")
+    formats = {"memory_format": "channels-last"} if setup.channels_last else {}
+    formats |= {"precision": setup.precision} if setup.precision != "fp32" else {}
     return {
         "status": status,
-        "history": tuple(point.to_dict() for point in history),
-        "selected": at,
+        "history": tuple(each.to_dict() for each in history),
+        "selected": next((n for n, each in enumerate(history) if each is point), -1),
         "rule": rule,
         "seconds": round(job.seconds, 3),
-        "environment": environment(setup.device, setup.processes.count) | computed_in(setup),
+        "environment": environment(setup.device, setup.processes.count) | formats,
         "error": error,
-        "warm_up": tuple(p.to_dict() for p in job.warm.history) if job.warm else (),
+        "warm_up": tuple(each.to_dict() for each in job.warm.history) if job.warm else (),
         "notes": {**setup.data.notes, **job.notes},
         "agreement": tuple(job.trainer.agreement),
         "interpolation": job.interpolation,
@@ -57,25 +61,40 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
     }
 
 
-def computed_in(setup: Setup) -> dict[str, str]:
-    """The memory format and precision, where they are not the usual ones."""
-    found = {"memory_format": "channels-last"} if setup.channels_last else {}
-    return found | ({"precision": setup.precision} if setup.precision != "fp32" else {})
-
-
 def surroundings(device: torch.device, processes: int = 1) -> dict[str, Any]:
-    """What a later reader needs beside the settings to repeat a run."""
+    """What it takes to repeat a run, besides its settings."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return {"environment": environment(device, processes), "command": shlex.join([name, *sys.argv[1:]])}
+
+
+def describe(setup: Setup, where: bool = True) -> dict[str, Any]:
+    """A training that was started from Python: its options, and the names of what cannot be written down."""
     return {
-        "environment": environment(device, processes),
-        "command": _command(),
+        "algorithm": type(setup.algorithm).__name__,
+        "model": type(setup.model).__name__,
+        "parameters": sum(p.numel() for p in setup.model.parameters()),
+        "domains": {split: len(domains) for split, domains in setup.data.splits.items()},
+        "options": plain(setup.options),
+        **(surroundings(setup.device, setup.processes.count) if where else {}),
     }
 
 
-def _command() -> str:
-    """What was typed, less the folder of the program."""
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return shlex.join([name, *sys.argv[1:]])
+def model_files(
+    setup: Setup, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The files of a trained model, by name, without its weights.
+
+    ``recipe`` is the model's ``name`` and ``options``; ``None`` for a network of the user's own.
+    """
+    examples: Any = evaluation_view(setup.examples)
+    with seeded(setup.options["seed"]):  # reading an example may draw random numbers
+        x = finished(examples, examples[int(setup.data.splits["train"].indices[0])][0])
+    shape, numbers = list(setup.data.input_shape), ""
+    if isinstance(x, torch.Tensor):
+        shape, numbers = shape or list(x.shape), str(x.dtype).removeprefix("torch.")
+    content, files = about(setup.data, setup.model, recipe, setup.task.classes, shape, numbers)
+    return with_card({**content, "task": setup.task.kind}, files, setup.data, record, config)
 
 
 def about(
@@ -114,27 +133,5 @@ def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """With the options that were left as they are: a later version may have other defaults."""
     name = str(recipe["name"])
     takes = list(inspect.signature(_maker(name)).parameters.values())[2:]
-    usual = {option.name: option.default for option in takes if option.default is not option.empty}
-    return {"name": name, "options": plain({**usual, **(recipe.get("options") or {})})}
-
-
-def example_of(training: Setup) -> tuple[list[int], str]:
-    """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
-    examples: Any = evaluation_view(training.examples)
-    with seeded(training.options["seed"]):  # reading an example may draw random numbers
-        x = finished(examples, examples[int(training.data.splits["train"].indices[0])][0])
-    if not isinstance(x, torch.Tensor):
-        return list(training.data.input_shape), ""
-    return list(training.data.input_shape or x.shape), str(x.dtype).removeprefix("torch.")
-
-
-def describe(training: Setup, where: bool = True) -> dict[str, Any]:
-    """A training that was started from Python: its options, and the names of what cannot be written down."""
-    return {
-        "algorithm": type(training.algorithm).__name__,
-        "model": type(training.model).__name__,
-        "parameters": sum(p.numel() for p in training.model.parameters()),
-        "domains": {split: len(domains) for split, domains in training.data.splits.items()},
-        "options": plain(training.options),
-        **(surroundings(training.device, training.processes.count) if where else {}),
-    }
+    defaults = {option.name: option.default for option in takes if option.default is not option.empty}
+    return {"name": name, "options": plain({**defaults, **(recipe.get("options") or {})})}

@@ -23,7 +23,7 @@ from shoal.training.callbacks import Callbacks, Point, State
 from shoal.training.capture import Steps
 from shoal.training.monitor import Monitor, Window
 from shoal.training.options import plain
-from shoal.training.progress import Told
+from shoal.training.progress import ProgressFunction
 from shoal.training.selection import Selection
 from shoal.training.setup import Setup
 from shoal.training.stopping import Interrupted, Signals, isolated_rng
@@ -57,8 +57,10 @@ class Trainer:
         self.monitor = Monitor(setup, self.state)
         self.selection = Selection(self)
         self.progress: Any = setup.progress
-        shown = Told(options["progress"]) if main and callable(options["progress"]) else self.progress
-        self.tracking = Tracking.of(self) if options["track_every"] is not None else None
+        shown = (
+            ProgressFunction(options["progress"]) if main and callable(options["progress"]) else self.progress
+        )
+        self.tracking = Tracking(setup, self.write_line) if options["track_every"] is not None else None
         tracked = [self.tracking] if self.tracking is not None else []
         self.callbacks = Callbacks([self.selection, shown, *tracked], options["callbacks"])
         self.steps = Steps(setup.engine, options["capture"], setup.schedule)
@@ -154,7 +156,7 @@ class Trainer:
             seed_all(seed, setup.device)
             state.batch = batch
             self.callbacks("before_step", state)
-            log = self.steps(batch, state.step)
+            log = self.steps(batch, state.step, seed)
             self.monitor.add(batch, log)
             state.step += 1
             state.losses = log["losses"]

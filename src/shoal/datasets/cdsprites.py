@@ -1,0 +1,235 @@
+"""CdSprites-N: sprites whose colour gives away their shape in each training domain, not elsewhere.
+
+The sprites are those of dSprites (Matthey et al., 2017, https://github.com/google-deepmind/dsprites-dataset):
+3 shapes × 6 scales × 40 orientations × 32 × 32 positions, black and white on 64 × 64 pixels. The geometry was
+fitted to original frames: of 258 distinct latents 246 are drawn bit for bit, the others within 4 pixels.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import math
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.batch import DomainData, TensorData
+from shoal.data.domains import Domains
+from shoal.errors import InputError
+from shoal.settings import Count, Seed
+
+SHAPES = ("square", "ellipse", "heart")
+LATENT_SIZES = (3, 6, 40, 32, 32)
+"""Numbers of shapes, scales, orientations and positions in x and y."""
+SHAPES_USED = (0, 1)  # square, ellipse: also the labels
+
+# Lengths in pixels at scale 1.
+SQUARE_HALF_SIDE = 9.6
+ELLIPSE_SEMI_AXES = (12.77, 7.23)
+HEART_HALF_WIDTH, HEART_HEIGHT, HEART_OFFSET = 9.594, 0.66218, 1.436
+
+
+def latent_grid(shapes: tuple[int, ...] = SHAPES_USED) -> Tensor:
+    """All latents of the given shapes, (n, 5), in the order of the dSprites archive."""
+    axes = [torch.tensor(shapes), *(torch.arange(n) for n in LATENT_SIZES[1:])]
+    return torch.cartesian_prod(*axes)
+
+
+def render(latents: Tensor, size: int = 64, device: torch.device | str | None = None) -> Tensor:
+    """Draw sprites: latents (n, 5) of class numbers → uint8 (n, size, size) of zeros and ones.
+
+    A pixel is on if its centre lies inside the shape; there is no anti-aliasing. ``size`` 32 looks at every
+    second centre of the 64 × 64 grid, starting at the first: it is ``render(latents, 64)[:, ::2, ::2]``.
+    Drawn on ``device`` (the latents' own by default), which must know float64.
+    """
+    device = latents.device if device is None else torch.device(device)
+    latents = latents.to(device)
+    images = torch.empty(len(latents), size, size, dtype=torch.uint8, device=device)
+    # One chunk's temporaries: 2 MB each on the CPU, where they stay in cache; 64 MB each on an accelerator.
+    chunk = (2**18 if device.type == "cpu" else 2**23) // size**2
+    centres = torch.arange(0, 64, 64 // size, dtype=torch.float64, device=device) + 0.5
+    for shape, inside in enumerate((_in_square, _in_ellipse, _in_heart)):
+        for rows in (latents[:, 0] == shape).nonzero().squeeze(1).split(chunk):
+            _, scale, orientation, x, y = latents[rows].double().T
+            scale, angle = 0.5 + scale / 10, 2 * math.pi / 39 * orientation
+            # Pixel centres as the upright sprite of scale 1 sees them. Screen y points down and sprites turn
+            # counter-clockwise. Each coordinate is a function of the column plus one of the row.
+            dx = (centres - (16 + 32 / 31 * x)[:, None]) / scale[:, None]
+            dy = (centres - (16 + 32 / 31 * y)[:, None]) / scale[:, None]
+            cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+            across = (dx * cos)[:, None, :] - (dy * sin)[:, :, None]
+            down = (dx * sin)[:, None, :] + (dy * cos)[:, :, None]
+            images[rows] = inside(across, down).to(torch.uint8)
+    return images
+
+
+# These work in place: each owns its two arguments, and memory traffic is what drawing costs.
+
+
+def _in_square(across: Tensor, down: Tensor) -> Tensor:
+    return torch.maximum(across.abs_(), down.abs_()) <= SQUARE_HALF_SIDE
+
+
+def _in_ellipse(across: Tensor, down: Tensor) -> Tensor:
+    a, b = ELLIPSE_SEMI_AXES
+    return across.square_().mul_((b / a) ** 2).add_(down.square_()) <= b**2
+
+
+def _in_heart(across: Tensor, down: Tensor) -> Tensor:
+    """The curve x = w sin³t, y = −h (13 cos t − 5 cos 2t − 2 cos 3t − cos 4t) − o.
+
+    x fixes sin t, hence q = cos²t, and leaves the sign of cos t open: one boundary above, one below. As a
+    polynomial in cos t the bracket is even + odd, with even = 4 − 2q − 8q² and odd = cos t (19 − 8q), so a
+    point is inside if its own bracket is within |odd| of even. Beside the heart q < 0, the root is NaN and
+    the comparison false.
+    """
+    q = 1 - across.abs_().div_(HEART_HALF_WIDTH).pow_(2 / 3)
+    bracket = down.add_(HEART_OFFSET).div_(-HEART_HEIGHT)
+    even = 4 - q * (2 + 8 * q)
+    odd = q.sqrt() * (19 - 8 * q)
+    return bracket.sub_(even).abs_() <= odd
+
+
+def read_archive(path: str | Path) -> tuple[Tensor, Tensor]:
+    """The images (n, 64, 64) uint8 and latents (n, 5) of an original dSprites ``.npz`` file."""
+    try:
+        # The archive also holds a pickled `metadata`; arrays are read one by one, and that one never is.
+        with np.load(path, allow_pickle=False) as archive:
+            images, classes = archive["imgs"], archive["latents_classes"]
+    except FileNotFoundError as error:
+        raise InputError(f"there is no dSprites archive at {str(path)!r}.") from error
+    except (OSError, zipfile.BadZipFile, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise InputError(f"{str(path)!r} is not a dSprites archive: {error}.") from error
+    shapes = images.shape == (len(images), 64, 64) and classes.shape == (len(images), 6)
+    latents = (
+        classes[:, 1:].astype(np.int64) if shapes else classes
+    )  # the colour, which is always white, first
+    if not shapes or images.dtype != np.uint8 or not ((latents >= 0) & (latents < LATENT_SIZES)).all():
+        raise InputError(
+            f"{str(path)!r} is not a dSprites archive: imgs are {images.dtype} {images.shape}, "
+            "latents_classes "
+            f"{classes.dtype} {classes.shape}, or latents are not of dSprites."
+        )
+    return torch.from_numpy(images), torch.from_numpy(latents)
+
+
+class SpriteData(TensorData):
+    """Coloured sprites, painted batch by batch from one byte per pixel and one colour per example.
+
+    ``masks`` may be a function that draws them on a device. It is called when they are first needed, so that
+    what is trained on an accelerator is drawn there and never crosses the host's memory.
+    """
+
+    def __init__(
+        self, masks: Tensor | Callable[[torch.device], Tensor], colours: Tensor, palette: Tensor, y: Tensor
+    ) -> None:
+        self._masks, self.colours, self.palette, self.y, self.weight = masks, colours, palette, y, None
+
+    @property
+    def masks(self) -> Tensor:
+        if not isinstance(self._masks, Tensor):
+            self._masks = self._masks(self.device)
+        return self._masks
+
+    @property
+    def x(self) -> Tensor:  # type: ignore[override]
+        """All images, a twelfth of whose memory is held."""
+        return self.batch(torch.arange(len(self), device=self.device))[0]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.masks[index] * self.palette[self.colours[index]][:, None, None], self.y[index]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images float32 (b, 3, size, size) in [0, 1] and labels at ``indices``, on the data's device."""
+        colours = self.palette[self.colours[indices]]
+        return self.masks[indices].unsqueeze(1) * colours[:, :, None, None], self.y[indices]
+
+    def to(self, device: torch.device | str) -> Self:
+        if self.device == torch.device(device):
+            return self
+        masks = self._masks.to(device) if isinstance(self._masks, Tensor) else self._masks
+        return type(self)(masks, *(t.to(device) for t in (self.colours, self.palette, self.y)))
+
+
+def load(
+    *,
+    domains: Count = 10,
+    size: Literal[64, 32] = 64,
+    palette: Literal["adjacent", "random"] = "adjacent",
+    per_domain: Count | None = None,
+    archive: str | Path | None = None,
+    seed: Seed = 0,
+) -> DomainData:
+    """Make CdSprites-N with N = ``domains``.
+
+    All squares and ellipses of dSprites (491,520) are shuffled and cut into N + 2 equal parts: N training
+    domains, one for validation, one for test. Training domain i paints squares with colour 2i and ellipses
+    with colour 2i + 1; validation and test images take any of the 2N colours, whatever their shape.
+
+    Args:
+        domains: number of training domains.
+        size: 64, or 32 for every second pixel.
+        palette: ``"adjacent"``: 2N hues evenly round the colour wheel, so a domain's two colours are
+            neighbours; ``"random"``: 2N independent RGB colours. The choice decides what can be learned.
+        per_domain: use only this many examples of each part, the first ones.
+        archive: an original dSprites ``.npz`` to take the images from; by default they are drawn.
+        seed: for the shuffle, the test colours and the random palette.
+    """
+    images, latents = (None, latent_grid()) if archive is None else read_archive(archive)
+    used = torch.isin(latents[:, 0], torch.tensor(SHAPES_USED)).nonzero().squeeze(1)
+    generator = torch.Generator().manual_seed(seed)
+    part = len(used) // (domains + 2)
+    if part < 2:
+        raise InputError(f"domains must leave 2 examples for each part of {len(used)}; {domains} do not.")
+    order = torch.randperm(len(used), generator=generator)[: (domains + 2) * part].view(domains + 2, part)
+    count = part if per_domain is None else per_domain
+    if not 2 <= count <= part:
+        raise InputError(
+            f"per_domain must be from 2 to {part}, one of {domains + 2} parts of {len(used)} examples; not "
+            f"{per_domain!r}."
+        )
+    # Drawn for whole parts, so that `per_domain` only shortens them and changes nothing else.
+    any_colours = torch.randint(2 * domains, (2, part), generator=generator)
+    hues = [colorsys.hsv_to_rgb(i / (2 * domains), 1.0, 1.0) for i in range(2 * domains)]
+    paints = torch.tensor(hues) if palette == "adjacent" else torch.rand(2 * domains, 3, generator=generator)
+    chosen = used[order[:, :count].flatten()]
+    y = latents[chosen, 0]
+    own_colours = 2 * torch.arange(domains)[:, None] + y.view(domains + 2, count)[:domains]
+    colours = torch.cat([own_colours, any_colours[:, :count]]).flatten()
+    rows = torch.arange(len(chosen)).view(domains + 2, count).numpy()
+    drawn = _Drawn(latents[chosen], size)
+    masks: Any = drawn if images is None else images[:, :: 64 // size, :: 64 // size][chosen]
+    return DomainData(
+        examples=SpriteData(masks, colours, paints, y),
+        splits={
+            "train": Domains.from_indices({f"domain {i}": rows[i] for i in range(domains)}),
+            "validation": Domains.from_indices({"validation": rows[domains]}),
+            "test": Domains.from_indices({"test": rows[domains + 1]}),
+        },
+        classes=2,
+        input_shape=(3, size, size),
+        model="sprite-cnn",
+        class_names=("square", "ellipse"),
+        notes={"validation": "sampled like the test domain, so that selection on it is oracle-like"},
+    )
+
+
+class _Drawn:
+    """Draws the sprites on a device."""
+
+    def __init__(self, latents: Tensor, size: int) -> None:
+        self.latents, self.size = latents, size
+
+    def __call__(self, device: torch.device) -> Tensor:
+        # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels.
+        where = "cuda" if device.type == "cpu" and torch.cuda.is_available() else device
+        return render(self.latents, self.size, device=where).to(device)
+
+
+cdsprites = SimpleNamespace(load=load)

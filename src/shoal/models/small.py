@@ -1,0 +1,156 @@
+"""Small networks for tables and small images, by name in :data:`shoal.registry.MODELS`.
+
+None of them has BatchNorm: the output for an example must not depend on the domains in its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+from torch import Tensor, nn
+
+from shoal.errors import InputError
+from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.settings import Range
+
+Shape = tuple[int, ...]
+Width = Annotated[int, Range(1, 2**14)]
+Channels = Annotated[int, Range(8, 2**14, multiple=8)]
+"""GroupNorm has eight groups."""
+
+
+def linear(input_shape: Shape, classes: int | None) -> FeatureModel:
+    """Build a linear model of flat features."""
+    return FeatureModel(nn.Identity(), linear_head(_flat("linear", input_shape), classes))
+
+
+def mlp(input_shape: Shape, classes: int | None, width: Width = 64) -> FeatureModel:
+    """Build a multilayer perceptron with two hidden layers and ReLU.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: width of the hidden layers.
+    """
+    inputs = _flat("mlp", input_shape)
+    features = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    return FeatureModel(features, linear_head(width, classes))
+
+
+def tabular(
+    input_shape: Shape,
+    classes: int | None,
+    width: Width = 64,
+    depth: Annotated[int, Range(0, 1000)] = 1,
+    dropout: Annotated[float, Range(0, below=1)] = 0.5,
+) -> FeatureModel:
+    """Build a residual network for tables: a linear layer, ``depth`` residual blocks and a linear head.
+
+    The blocks are initialized to zero, so that training starts from a linear model, which is a strong
+    baseline on small tables.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: width of the blocks.
+        depth: number of blocks; 2 for tables of many thousands of rows, 0 for a linear model.
+        dropout: dropout rate within each block. It can be large, because the linear part bypasses it.
+    """
+    inputs = _flat("tabular", input_shape)
+    blocks = [Block(width, dropout) for _ in range(depth)]
+    return FeatureModel(nn.Sequential(nn.Linear(inputs, width), *blocks), linear_head(width, classes))
+
+
+class Block(nn.Module):
+    """``x + W₂ ReLU(W₁ LayerNorm(x))``, with dropout before W₂, which starts at zero."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        last = nn.Linear(width, width)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.change = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout), last
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = x + self.change(x)
+        return changed
+
+
+def small_cnn(input_shape: Shape, classes: int | None, width: Channels = 32) -> FeatureModel:
+    """Build a network of three convolutions, the last two with stride 2 and twice the width.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: number of channels of the first convolution.
+    """
+    return _convolutions("small-cnn", input_shape, classes, [width, 2 * width, 2 * width], [1, 2, 2])
+
+
+def mnist_cnn(input_shape: Shape, classes: int | None, width: Channels = 64) -> FeatureModel:
+    """Build the network of DomainBed's MNIST experiments: four convolutions, the second with stride 2.
+
+    Reference: Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: number of channels of the first convolution; the others have twice as many.
+    """
+    return _convolutions("mnist-cnn", input_shape, classes, [width, *[2 * width] * 3], [1, 2, 1, 1])
+
+
+# Channels after each convolution, in units of `width`; 32 × 32 images need one halving less.
+SPRITE_CHANNELS = {64: (1, 1, 2, 4, 4), 32: (1, 1, 2, 4)}
+
+
+def sprite_cnn(input_shape: Shape, classes: int | None, width: Width = 32) -> FeatureModel:
+    """Build the network of the CdSprites experiments: 4 × 4 convolutions with stride 2.
+
+    There are five for 64 × 64 images and four for 32 × 32.
+
+    Reference: Shi et al., Gradient Matching for Domain Generalization, ICLR 2022.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: number of channels of the first convolution.
+    """
+    if (
+        len(input_shape) != 3
+        or input_shape[0] < 1
+        or input_shape[1:] not in [(s, s) for s in SPRITE_CHANNELS]
+    ):
+        raise InputError(f"model 'sprite-cnn' takes images (c, 64, 64) or (c, 32, 32); not {input_shape}.")
+    channels = [input_shape[0], *(width * c for c in SPRITE_CHANNELS[input_shape[1]])]
+    padding = [1] * (len(channels) - 2) + [0]
+    layers: list[nn.Module] = []
+    for (inputs, outputs), pad in zip(pairwise(channels), padding, strict=True):
+        layers += [nn.Conv2d(inputs, outputs, 4, stride=2, padding=pad), nn.ReLU()]
+    return FeatureModel(nn.Sequential(*layers, nn.Flatten()), linear_head(channels[-1], classes))
+
+
+def _flat(model: str, input_shape: Shape) -> int:
+    """The d of an input shape (d,)."""
+    if len(input_shape) != 1 or input_shape[0] < 1:
+        raise InputError(f"model {model!r} takes flat features, input_shape (d,); not {input_shape}.")
+    return input_shape[0]
+
+
+def _convolutions(
+    model: str, input_shape: Shape, classes: int | None, widths: Sequence[int], strides: Sequence[int]
+) -> FeatureModel:
+    """3 × 3 convolutions, ReLU and GroupNorm after each, the mean over the image, and a linear head."""
+    if len(input_shape) != 3 or input_shape[0] < 1 or min(input_shape[1:]) < 8:
+        raise InputError(
+            f"model {model!r} takes images, input_shape (c, h, w) of at least 8 × 8; not {input_shape}."
+        )
+    layers: list[nn.Module] = []
+    for (inputs, outputs), stride in zip(pairwise([input_shape[0], *widths]), strides, strict=True):
+        layers += [nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(8, outputs)]
+    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return FeatureModel(features, linear_head(widths[-1], classes))

@@ -1,0 +1,162 @@
+"""Handwritten digits, rotated and coloured: what the real files give, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shoal import datasets
+from shoal.data.batch import DomainData, TensorData
+from shoal.datasets.digits import FILES, read_digits, read_mnist, rotate, rotate_by_domain
+from shoal.errors import InputError
+
+NAMES = ("rotated-digits", "coloured-digits", "rotated-mnist", "coloured-mnist")
+
+
+@pytest.fixture(scope="module")
+def mnist() -> Path:
+    root = os.environ.get("SHOAL_DATA")
+    if not root or not Path(root, "mnist").is_dir():
+        pytest.skip("SHOAL_DATA is unset or has no mnist: nothing to compare with")
+    return Path(root, "mnist")
+
+
+def idx(values: np.ndarray) -> bytes:
+    sizes = np.array([0x0800 + values.ndim, *values.shape], ">u4")
+    return sizes.tobytes() + values.astype(np.uint8).tobytes()
+
+
+def write(folder: Path, count: int = 60, compressed: bool = False) -> Path:
+    """The four files, of random images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for n, part in enumerate((FILES[:2], FILES[2:])):
+        images, labels = rng.integers(0, 256, (count, 28, 28)), (np.arange(count) + n) % 10
+        for name, values in zip(part, (images, labels), strict=True):
+            content = idx(values)
+            path = folder / (f"{name}.gz" if compressed else name)
+            path.write_bytes(gzip.compress(content) if compressed else content)
+    return folder
+
+
+def of_domain(data: DomainData, name: str) -> tuple[Tensor, Tensor]:
+    """The examples of a domain in all splits, in the order of the files."""
+    assert isinstance(data.examples, TensorData)
+    parts = [d.indices_of(d.names.index(name)) for d in data.splits.values() if name in d.names]
+    return data.examples.batch(torch.from_numpy(np.sort(np.concatenate(parts))).long())
+
+
+def test_rotation_is_counter_clockwise_and_exact_at_right_angles() -> None:
+    x = torch.rand(3, 8, 8, dtype=torch.float32)
+    for turns in range(4):
+        torch.testing.assert_close(rotate(x, 90 * turns), torch.rot90(x, turns, (1, 2)), rtol=0, atol=1e-5)
+    images, _ = read_digits()
+    back = rotate(rotate(images, 30), -30)
+    assert (back - images).abs().mean() < 0.05
+    whole, parts = (
+        rotate_by_domain(images),
+        [rotate(images[i::6], a) for i, a in enumerate((0, 15, 30, 45, 60, 75))],
+    )
+    for i, part in enumerate(parts):
+        torch.testing.assert_close(whole[i::6], part)
+
+
+def test_coloured_digits_have_the_probabilities_of_the_paper(mnist: Path) -> None:
+    """Labels are digits below 5 with a quarter flipped; colours agree with 90, 80 and 10 % of the labels."""
+    data = datasets.load("coloured-mnist", folder=str(mnist))
+    for name, agreement in (("+90%", 0.9), ("+80%", 0.8), ("-90%", 0.1)):
+        x, y = of_domain(data, name)
+        lit = x.flatten(2).sum(2)
+        assert ((lit[:, 0] > 0) != (lit[:, 1] > 0)).all()  # one channel is dark
+        share = ((lit[:, 1] > 0) == (y == 1)).float().mean().item()
+        assert share == pytest.approx(agreement, abs=4 * math.sqrt(agreement * (1 - agreement) / len(y)))
+    images, digits = read_mnist(mnist)
+    every = torch.cat([of_domain(data, n)[0].sum(1) for n in ("+90%", "+80%", "-90%")]) * 255
+    known = {image.numpy().tobytes(): int(d) for image, d in zip(images, digits, strict=True)}
+    found = [known[image.round().to(torch.uint8).numpy().tobytes()] for image in every]
+    labels = torch.cat([of_domain(data, n)[1] for n in ("+90%", "+80%", "-90%")])
+    right = (torch.tensor(found) < 5) == (labels == 1)
+    assert right.float().mean().item() == pytest.approx(0.75, abs=0.01)
+    assert len(every) == 70_000
+
+
+def test_rotated_mnist_rotates_each_image(mnist: Path) -> None:
+    data = datasets.load("rotated-mnist", folder=str(mnist), seed=3)
+    images, digits = read_mnist(mnist)
+    order = torch.randperm(70_000, generator=torch.Generator().manual_seed(3))
+    for i, name in enumerate(("0°", "15°", "30°", "45°", "60°", "75°")):
+        x, y = of_domain(data, name)
+        rows = order[i::6]
+        assert torch.equal(y, digits[rows])
+        wanted = rotate(images[rows[:200]].float(), 15 * i).round() / 255
+        torch.testing.assert_close(x[:200, 0], wanted, rtol=0, atol=1e-6)
+    assert digits.bincount().tolist() == [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_domains_splits_and_seeds(name: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"folder": str(write(tmp_path))} if "mnist" in name else {}
+    known = datasets.registry.module(name).DOMAINS
+    for held_out in (known[0], known[-1], list(known[:2])):
+        data = datasets.load(name, held_out=held_out, **more)
+        test = [held_out] if isinstance(held_out, str) else held_out
+        assert list(data.splits["test"].names) == test
+        assert data.splits["train"].names == data.splits["validation"].names
+        assert list(data.splits["train"].names) == [n for n in known if n not in test]
+        for train, validation in zip(
+            data.splits["train"].sizes, data.splits["validation"].sizes, strict=True
+        ):
+            assert validation == (train + validation) // 5
+    a, b = (datasets.load(name, seed=seed, **more).examples for seed in (0, 1))
+    assert not torch.equal(a.y, b.y)  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="unknown domain 'nowhere'"):
+        datasets.load(name, held_out="nowhere", **more)
+
+
+@pytest.mark.parametrize("name", ["rotated-mnist", "coloured-mnist"])
+def test_per_domain_only_shortens(name: str, tmp_path: Path) -> None:
+    folder = str(write(tmp_path))
+    long, short = (datasets.load(name, folder=folder, per_domain=n) for n in (None, 7))
+    for domain in datasets.registry.module(name).DOMAINS:
+        for a, b in zip(of_domain(long, domain), of_domain(short, domain), strict=True):
+            assert torch.equal(a[:7], b)
+    with pytest.raises(InputError, match=r"per_domain must be a whole number from 5 to .*not 1000"):
+        datasets.load(name, folder=folder, per_domain=1000)
+
+
+@pytest.mark.parametrize("place", [".", "raw", "MNIST/raw", "mnist", "mnist/raw"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_files_are_found_where_they_may_be(
+    place: str, compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / place, compressed=compressed)
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    assert len(datasets.load("rotated-mnist").examples) == 120  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (FILES[0], idx(np.zeros((60, 28, 28)))[:-5], "cannot be read"),
+        (FILES[0], b"", "cannot be read"),
+        (FILES[0], b"\x1f\x8b broken", "cannot be read"),
+        (FILES[0], idx(np.zeros(60)), "starts with the number 2049, not 2051"),
+        (FILES[1], idx(np.zeros(59)), "has 59 labels"),
+        (FILES[1], idx(np.full(60, 10)), "labels up to 10"),
+        (FILES[2], idx(np.zeros((60, 32, 32))), r"images of shape \(60, 32, 32\)"),
+        (FILES[3], None, "there is no file 't10k-labels-idx1-ubyte'"),
+    ],
+)
+def test_a_damaged_or_missing_file_is_named(name: str, content: Any, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path) / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        datasets.load("rotated-mnist", folder=str(tmp_path))

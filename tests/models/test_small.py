@@ -1,0 +1,129 @@
+"""Models by name: shapes, seeds, and the architectures of the papers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from shoal import models
+from shoal.errors import InputError
+
+INPUTS: dict[str, list[tuple[int, ...]]] = {
+    "sprite-cnn": [(3, 64, 64), (3, 32, 32), (1, 32, 32)],
+    "small-cnn": [(1, 16, 16), (2, 8, 8), (3, 17, 30)],
+    "mnist-cnn": [(2, 28, 28), (1, 8, 9)],
+    "mlp": [(1,), (13,)],
+    "linear": [(4,)],
+    "tabular": [(1,), (13,)],
+}
+WRONG: dict[str, list[tuple[int, ...]]] = {
+    "sprite-cnn": [(3, 64), (3, 64, 32), (3, 28, 28)],
+    "small-cnn": [(16, 16), (1, 16, 7)],
+    "mnist-cnn": [(28, 28), (0, 28, 28), (1, 7, 28)],
+    "mlp": [(), (1, 16, 16), (0,)],
+    "linear": [(2, 2)],
+    "tabular": [(), (2, 2), (0,)],
+}
+CASES = [(name, shape) for name, shapes in INPUTS.items() for shape in shapes]
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_outputs(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.rand(5, *shape)
+    model = models.build(name, input_shape=shape, classes=3, seed=0).eval()
+    assert model(x).shape == (5, 3)
+    torch.testing.assert_close(model(x), model.head(model.features(x)))
+    assert model.features(x).ndim == 2
+    assert models.build(name, input_shape=shape, classes=None, seed=0)(x[:1]).shape == (1,)
+    # An output does not depend on the other examples of the batch.
+    model.double()
+    torch.testing.assert_close(model(x.double())[:1], model(x[:1].double()))
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_weights_depend_on_the_seed_alone(name: str) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        model = models.build(name, input_shape=INPUTS[name][0], classes=2, seed=seed)
+        return nn.utils.parameters_to_vector(model.parameters())
+
+    torch.manual_seed(7)
+    first, drawn = weights(0), torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), drawn)  # building drew nothing from the global generator
+    assert torch.equal(first, weights(0))
+    assert not torch.equal(first, weights(1))
+
+
+@pytest.mark.parametrize(("name", "shape"), [(n, s) for n, shapes in WRONG.items() for s in shapes])
+def test_wrong_input_shapes_are_named(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=f"model '{name}' takes"):
+        models.build(name, input_shape=shape, classes=2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("sprit-cnn", {}, r"unknown model 'sprit-cnn'.*'sprite-cnn'"),
+        ("feature-model", {}, "unknown model 'feature-model'"),
+        ("", {}, "no default model"),
+        ("linear", {"classes": 1}, "classes must be at least 2.*not 1"),
+        ("mnist-cnn", {"width": 12}, "width of model 'mnist-cnn'.*got 12"),
+        ("mlp", {"depth": 3}, "unknown option of model 'mlp': 'depth'"),
+    ],
+)
+def test_bad_names_and_options(name: str, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        models.build(name, **{"input_shape": (1, 28, 28), "classes": 2, "seed": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("size", "widths"), [(64, [3, 32, 32, 64, 128, 128]), (32, [3, 32, 32, 64, 128])], ids=["64", "32"]
+)
+def test_sprite_cnn_is_the_papers(size: int, widths: list[int]) -> None:
+    features = models.build("sprite-cnn", input_shape=(3, size, size), classes=2, seed=0).features
+    convolutions = [m for m in features.modules() if isinstance(m, nn.Conv2d)]
+    assert [c.in_channels for c in convolutions] + [convolutions[-1].out_channels] == widths
+    assert all(c.kernel_size == (4, 4) and c.stride == (2, 2) for c in convolutions)
+    assert [c.padding for c in convolutions] == [(1, 1)] * (len(widths) - 2) + [(0, 0)]
+    assert sum(isinstance(m, nn.ReLU) for m in features.modules()) == len(convolutions)
+    assert features(torch.rand(2, 3, size, size)).shape == (2, widths[-1])
+
+
+def test_mnist_cnn_is_domainbeds() -> None:
+    model = models.build("mnist-cnn", input_shape=(2, 28, 28), classes=2, seed=0)
+    layers = list(model.features)  # type: ignore[call-overload]
+    kinds = [nn.Conv2d, nn.ReLU, nn.GroupNorm] * 4 + [nn.AdaptiveAvgPool2d, nn.Flatten]
+    assert [type(layer) for layer in layers] == kinds
+    convolutions, norms = layers[0:12:3], layers[2:12:3]
+    widths = [(2, 64), (64, 128), (128, 128), (128, 128)]
+    assert [(c.in_channels, c.out_channels) for c in convolutions] == widths
+    assert [c.stride for c in convolutions] == [(1, 1), (2, 2), (1, 1), (1, 1)]
+    assert all(c.kernel_size == (3, 3) and c.padding == (1, 1) for c in convolutions)
+    assert [(n.num_groups, n.num_channels) for n in norms] == [(8, 64), (8, 128), (8, 128), (8, 128)]
+    x = torch.rand(2, 2, 28, 28)
+    torch.testing.assert_close(model.features(x), nn.Sequential(*layers[:12])(x).mean((2, 3)))
+
+
+def test_tabular_starts_linear_and_can_bend() -> None:
+    model = models.build("tabular", input_shape=(3,), classes=None, seed=0, depth=2).double().eval()
+    x, y = torch.randn(2, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(model((x + y) / 2), (model(x) + model(y)) / 2)
+    for block in list(model.features)[1:]:  # type: ignore[call-overload]
+        nn.init.normal_(block.change[-1].weight)
+    assert not torch.allclose(model((x + y) / 2), (model(x) + model(y)) / 2)
+    model.train()
+    assert not torch.equal(model(x), model(x))
+    straight = models.build("tabular", input_shape=(3,), classes=None, seed=0, depth=0).train()
+    assert torch.equal(straight(x.float()), straight(x.float()))  # dropout is in the blocks only
+
+
+def test_imports_are_lazy() -> None:
+    """Neither transformers, timm nor the compiler is imported with the models."""
+    heavy = ("transformers", "timm", "torchvision", "torch._dynamo", "peft")
+    code = f"import sys, shoal.models; print([n for n in {heavy} if n in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"
