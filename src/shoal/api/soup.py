@@ -29,7 +29,7 @@ from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import PYTHON, RunRecord, read_record, selection_score
 from shoal.experiments.run import data_of
-from shoal.files import dump_yaml, read_bytes
+from shoal.files import dump_yaml
 from shoal.models.backbones import Backbone
 from shoal.report.runs import number
 from shoal.report.tables import Table
@@ -256,7 +256,7 @@ def _write(
     about = About.read(first / ABOUT)
     written: dict[str, Any] = {"run": config.to_dict(), "soup": list(map(str, runs))}
     own = [name for name in runs[first].files if name.split("/")[0] in ("tokenizer", "encoder")]
-    files = {WEIGHTS: pack_weights(weights)} | {name: read_bytes(first / name, None) for name in own}
+    files = {WEIGHTS: pack_weights(weights)} | {name: (first / name).read_bytes() for name in own}
     if record.scores:
         sizes = {s: dict(zip(own["domains"], own["sizes"], strict=True)) for s, own in record.scores.items()}
         text = card(record.to_dict(), about.to_dict(), written, {"train": {}, **sizes})
