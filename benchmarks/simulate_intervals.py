@@ -40,10 +40,10 @@ ENTITIES, EACH = 40, 10
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--intervals", type=int, default=250, help="simulations of the intervals of metrics")
+    parser.add_argument("--intervals", type=int, default=200, help="simulations of the intervals of metrics")
     parser.add_argument("--means", type=int, default=4000, help="simulations of the intervals of means")
     parser.add_argument("--tests", type=int, default=150, help="simulations of the tests of diagnose")
-    parser.add_argument("--gaps", type=int, default=80, help="simulations of its gap")
+    parser.add_argument("--gaps", type=int, default=60, help="simulations of its gap")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     warnings.simplefilter("ignore")

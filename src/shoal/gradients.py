@@ -236,6 +236,43 @@ def and_mask(gradients: Gradients, tau: float = 1.0) -> Gradient:
     return _masked(gradients, mask)
 
 
+def agr_sum(gradients: Gradients) -> Gradient:
+    """Average the gradients and set components to zero where the S gradients disagree in sign.
+
+    >>> agr_sum([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
+    [tensor([2., 0.])]
+
+    Args:
+        gradients: a list of tensors for each domain.
+
+    Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
+    """
+    return [torch.where(agree, mean, 0.0) for mean, agree in _agreement(gradients)]
+
+
+def agr_rand(gradients: Gradients) -> Gradient:
+    """Average the gradients and draw components from N(0, σ²) where the S gradients disagree in sign.
+
+    σ is the mean absolute value of the components that are kept.
+
+    Args:
+        gradients: a list of tensors for each domain.
+
+    Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
+    """
+    found = _agreement(gradients)
+    kept = [torch.where(agree, mean, 0.0).abs().sum() for mean, agree in found]
+    count = torch.stack([agree.sum() for _, agree in found]).sum()
+    scale = torch.stack(kept).sum() / count.clamp_min(1)
+    return [torch.where(agree, mean, scale * torch.randn_like(mean)) for mean, agree in found]
+
+
+def _agreement(gradients: Gradients) -> list[tuple[Tensor, Tensor]]:
+    """For each parameter the mean of the gradients, and where all signs agree."""
+    same = [torch.stack(each) for each in zip(*gradients, strict=True)]
+    return [(each.mean(0), each.sign().sum(0).abs() == len(each)) for each in same]
+
+
 def sand_mask(gradients: Gradients, tau: float = 0.5, k: float = 10.0) -> Gradient:
     """Average the gradients, multiplied by max(0, tanh(k/σ² (a − τ))) and divided by the mean of that mask.
 

@@ -63,6 +63,3 @@ def set_random_state(model: nn.Module, states: list[Tensor]) -> None:
 
 def _devices(model: nn.Module) -> list[int]:
     return sorted({p.device.index for p in model.parameters() if p.is_cuda})
-
-
-leaves_no_trace = preserve_state  # the name of 0.3

@@ -26,9 +26,8 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
 from shoal.files import check_expansion, check_regular, check_zip, lines_of, open_regular
-from shoal.errors import shown
 
 Array = NDArray[Any]
 

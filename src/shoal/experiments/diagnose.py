@@ -31,7 +31,7 @@ from shoal.errors import InputError
 from shoal.experiments import shift_tests as tests
 from shoal.experiments.protocol import all_domains
 from shoal.experiments.shift_tests import LEVEL, PERMUTATIONS, Rows, Test, one_hot, permuted, smooth
-from shoal.experiments.statistics import holm, mean_interval, t_limit
+from shoal.experiments.statistics import codes_of, holm, mean_interval, t_limit
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -42,8 +42,8 @@ COLUMNS = 256
 """Inputs with more features are tested as a whole and not per column."""
 WORDS, SIDE = 256, 8
 """Counted remainders of tokens; side of images after pooling."""
-REPEATS = 10
-"""Times that random groups are held out instead of the domains."""
+REPEATS = 5
+"""Times that random groups are held out instead of the domains, and that the entities are halved."""
 SURE = 2.6
 """Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
 
@@ -328,55 +328,58 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
     it was not fitted to better; if neither is better than a constant (by entity, 95 %), there is no gap.
     Each example is predicted once without its whole domain and ``REPEATS`` times without a random group.
 
-    The standard error is the larger of two: that of the paired differences by entity, and that of the same
-    differences for random groups, which have no gap. The former lacks that all rows of a domain are predicted
-    by the same model, the latter that domains may differ.
+    The variance is that of the paired differences by entity, and half that of the models: gaps of models
+    fitted to either half of the entities differ by twice the standard error. (Half, for the differences by
+    entity contain a part of it; ``benchmarks/simulate_intervals.py`` counts what the intervals cover.)
     """
-    rows = sample.rows
-    x, targets, count = tests.reduced(rows.x, seed), rows.targets, len(sample.names)
+    rows, count = sample.rows, len(sample.names)
+    x, targets, entities = tests.reduced(rows.x, seed), rows.targets, codes_of(rows.entities, len(rows.x))
+    random = permuted(rows.domains, rows.units, (seed, 5))[1 : 1 + REPEATS]
 
-    def scores(model: Any, groups: Array) -> Array:
+    def scores(model: Any, groups: Array, fitted: Array) -> Array:
+        """Of all rows, by models of the ``fitted`` ones without the row's group and its entities."""
         folds = []
         for d in range(count):
-            others = ~np.isin(rows.entities, rows.entities[groups == d])  # nor other rows of its entities
+            others = fitted & ~np.isin(entities, entities[groups == d])
             train = others if others.any() else groups != d
             folds.append((np.flatnonzero(train), np.flatnonzero(groups == d)))
         return _scores(tests.cross_fitted(model, x, targets, folds), targets)
 
-    random = permuted(rows.domains, rows.units, (seed, 5))[1 : 1 + REPEATS]
+    every, constant = np.full(len(x), True), _scores(np.broadcast_to(targets.mean(0), targets.shape), targets)
     models = {"a linear model": tests.linear_model(targets)}
     models |= {"gradient boosting": tests.boosting(targets, seed)}
-    first = {name: scores(model, random[0]) for name, model in models.items()}
+    first = {name: scores(model, random[0], every) for name, model in models.items()}
     best = max(first, key=lambda name: float(first[name].mean()))
-    constant = _scores(np.broadcast_to(targets.mean(0), targets.shape), targets)
-    low = mean_interval(first[best] - constant, rows.entities).low
+    low = mean_interval(first[best] - constant, entities).low
     about = {"name": best, "score": float(first[best].mean()), "constant": float(constant.mean())}
     if low is None or low <= 0:
         return {"model": {**about, "learned": False}, "gaps": [], "average": None}
 
-    each = np.array([first[best], *(scores(models[best], groups) for groups in random[1:])])
-    without, within = scores(models[best], rows.domains), each.mean(0)
-    own = one_hot(rows.domains).T
-    gaps = own @ (within - without) / own.sum(1)
-    by_chance = np.array(
-        [
-            one_hot(groups).T @ (each.sum(0) - REPEATS * score) / (REPEATS - 1) / np.bincount(groups)
-            for groups, score in zip(random, each, strict=True)
-        ]
-    )
-    entity = np.array([_se(within - without, rows.entities, rows.domains == d) for d in range(count)])
-    found = []
-    for d, name in enumerate(sample.names):
-        scored = {
-            "in_domain": float(within[own[d] > 0].mean()),
-            "held_out": float(without[own[d] > 0].mean()),
-        }
-        found.append({"name": name, **scored, **_interval(gaps[d], entity[d], by_chance[:, d])})
-    average: dict[str, Any] = {
-        what: float(np.mean([gap[what] for gap in found])) for what in ("in_domain", "held_out")
-    }
-    average |= _interval(gaps.mean(), math.hypot(*entity) / count, by_chance.mean(1))
-    return {"model": {**about, "learned": True}, "gaps": found, "average": {"name": "average", **average}}
+    def by_domain(values: Array) -> Array:
+        """Means over the rows of each domain, and over domains."""
+        means = np.array([values[rows.domains == d].mean() for d in range(count)])
+        return np.append(means, means.mean())
+
+    model, halves = models[best], []
+    within = np.mean([first[best], *(scores(model, groups, every) for groups in random[1:])], 0)
+    without = scores(model, rows.domains, every)
+    for number, groups in enumerate(random):
+        half = np.random.default_rng((seed, number)).permutation(entities.max() + 1)[entities] % 2 == 0
+        pair = (scores(model, groups, own) - scores(model, rows.domains, own) for own in (half, ~half))
+        halves.append(by_domain(np.subtract(*pair)) ** 2 / 4)
+    of_entities, freedom = [], []
+    for own in (rows.domains == d for d in range(count)):
+        se = mean_interval((within - without)[own], entities[own]).se
+        of_entities.append(math.inf if se is None else se**2)
+        freedom.append(max(len(np.unique(entities[own])) - 1, 1))
+    variance = np.append(of_entities, np.mean(of_entities) / count) + np.mean(halves, 0) / 2
+    reach = np.sqrt(variance) * [t_limit(0.95, dof) for dof in (*freedom, sum(freedom))]
+    found, parts = [], ("in_domain", "held_out", "gap", "low", "high")
+    for number, name in enumerate((*sample.names, "average")):
+        a, b, half = (float(v[number]) for v in (by_domain(within), by_domain(without), reach))
+        ends = (a - b - half, a - b + half) if math.isfinite(half) else (None, None)
+        found.append({"name": name, **dict(zip(parts, (a, b, a - b, *ends), strict=True))})
+    return {"model": {**about, "learned": True}, "gaps": found[:-1], "average": found[-1]}
 
 
 def _scores(guess: Array, targets: Array) -> Array:
@@ -384,19 +387,6 @@ def _scores(guess: Array, targets: Array) -> Array:
     if targets.shape[1] == 1:
         return np.asarray(1 - (targets - guess)[:, 0] ** 2)
     return (guess.argmax(1) == targets.argmax(1)).astype(np.float64)
-
-
-def _se(values: Array, entities: Array, own: Array) -> float:
-    se = mean_interval(values[own], entities[own]).se
-    return math.inf if se is None else se
-
-
-def _interval(gap: float, se: float, by_chance: Array) -> dict[str, float | None]:
-    """The gap and its ends; ``by_chance`` are gaps of random groups, whose mean is known to be 0."""
-    null = math.sqrt(float(np.mean(by_chance**2)))
-    reach = t_limit(0.95, REPEATS) * max(se, null)
-    ends = (gap - reach, gap + reach) if math.isfinite(reach) else (None, None)
-    return {"gap": float(gap), "low": ends[0] and float(ends[0]), "high": ends[1] and float(ends[1])}
 
 
 def gradient_agreement(sample: Sample, seed: int) -> tuple[list[Test], dict[str, Any]]:

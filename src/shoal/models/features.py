@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from shoal.data.batch import tensors_in
 from shoal.errors import InputError, nearest, shown
-from shoal.replay import leaves_no_trace
+from shoal.replay import preserve_state
 from shoal.settings import checked
 from shoal.tensors import map_nest
 
@@ -296,7 +296,7 @@ def _trial(model: nn.Module) -> Iterator[None]:
         for p in frozen:
             p.requires_grad_(True)
         model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), leaves_no_trace(model), eager:
+        with torch.inference_mode(False), torch.enable_grad(), preserve_state(model), eager:
             yield
     finally:
         for module, mode in modes:
