@@ -241,7 +241,8 @@ class Selection(Callback):
         start, end = average.converge, average.converge + average.tolerate
         return (
             f"average='swad' has {count} evaluations (steps={steps:,}, "
-            f"eval_every={self.setup.eval_every:,}); it needs {start} to find a start and {end} to find an end. Set eval_every={max(1, steps // 50)}."
+            f"eval_every={self.setup.eval_every:,}); it needs {start} to find a start and {end} to find an "
+            f"end. Set eval_every={max(1, steps // 50)}."
         )
 
     def _no_start(self) -> str:
