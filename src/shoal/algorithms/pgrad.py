@@ -83,5 +83,5 @@ def principal_direction(points: Tensor, count: int) -> Tensor:
     return whole.norm() * (directions @ (signs * weights))
 
 
-def _flat(params: list[nn.Parameter]) -> Tensor:
+def _flat(params: list[Tensor]) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in params])
