@@ -9,8 +9,8 @@ A table has nine rows and a constant prediction. The score of row r in domain d 
 with the effect of the domain b, that of method × domain e (sd 2), that of the model of a fold m (sd 1 where
 there are folds) and the noise of seeds u (sd 1; none in the linear model and boosting). Without a true
 difference all gains are 0; else one row gains twice the standard deviation of its method × domain effect.
-*Race*: every row once; two further seeds only for rows that can still be recommended, for ERM and for the
-simplest; the others keep one seed and are out. The rule of 0.3 (the simplest within one standard error of the
+*Race*: every row once; then hyperparameter trials and two further seeds only for rows that can still be
+recommended; the others are out. The rule of 0.3 (the simplest within one standard error of the
 best) stands beside it. Biases are without the mean of b, which is in every estimate alike.
 """
 
@@ -54,6 +54,8 @@ class Case:
     folds: int | None = None
     tuned: float = 0.0
     """What networks gain by further hyperparameter trials, in points."""
+    seeds: float = SEED_SD
+    """Standard deviation of the noise of seeds."""
     noise: bool = False
     """Whether no row is better than a constant prediction."""
 
@@ -83,7 +85,7 @@ class Case:
         common = DOMAIN_SD * rng.normal(size=self.domains)
         folds = np.arange(self.domains) % (self.folds or self.domains)
         models = FOLD_SD * rng.normal(size=(len(ROWS), self.domains))[:, folds] if self.folds else 0.0
-        seeds = SEED_SD * rng.normal(size=(len(ROWS), self.domains, SEEDS))
+        seeds = self.seeds * rng.normal(size=(len(ROWS), self.domains, SEEDS))
         seeds[:2] = 0.0
         means = LEVEL_OF_SCORE + self.gains[:, None] + common + self.effects(rng, self.domains) + models
         constant = LEVEL_OF_SCORE - 15 * (not self.noise) + common + 4 * rng.normal(size=self.domains)
@@ -96,47 +98,45 @@ class Case:
             + self.effects(rng, 1)[row, 0]
             + FOLD_SD * rng.normal() * bool(self.folds)
         )
-        return float(LEVEL_OF_SCORE + self.gains[row] + own + SEED_SD * rng.normal() * (row > 1))
+        return float(LEVEL_OF_SCORE + self.gains[row] + own + self.seeds * rng.normal() * (row > 1))
 
 
-def rows_of(scores: Any, folds: Any, constant: Any, seeds: Any, dropped: Any) -> Rows:
-    """The rows that the rule takes: of row r the first ``seeds[r]`` seeds."""
-    every = [*zip(ROWS, scores, seeds, dropped, strict=True), ("majority", constant[:, None], 1, False)]
+def rows_of(scores: Any, folds: Any, constant: Any, seeds: int, left: dict[str, str]) -> Rows:
+    """The rows that the rule takes, with the first ``seeds`` seeds."""
+    every = [*zip(ROWS, scores, strict=True), ("majority", constant[:, None])]
     return [
         {
             "algorithm": name,
             "control": name == "majority",
-            "rank": 1,
-            "dropped": bool(out),
+            "rank": None if name in left else 1,
+            "left": left.get(name),
             "average": {"metric": "points"},
             "domains": {
-                str(d): {"values": list(v[:count]), "fold": str(f)}
+                str(d): {"values": list(v[:seeds]), "fold": str(f)}
                 for d, (v, f) in enumerate(zip(values, folds, strict=True))
             },
         }
-        for name, values, count, out in every
+        for name, values in every
     ]
 
 
-def full(case: Case, table: tuple[Any, ...]) -> Rows:
+def full(case: Case, table: tuple[Any, ...]) -> tuple[Rows, int]:
+    """All seeds of all rows, and their number."""
     scores, folds, _, constant = table
-    return rows_of(scores, folds, constant, [SEEDS] * len(ROWS), [False] * len(ROWS))
+    return rows_of(scores, folds, constant, SEEDS, {}), SEEDS * len(ROWS)
 
 
-def race(case: Case, table: tuple[Any, ...]) -> Rows:
-    """Three stages: every row with one seed, then those that can still be recommended with two and three."""
+def race(case: Case, table: tuple[Any, ...]) -> tuple[Rows, int]:
+    """Every row once; hyperparameter trials of those that stay; further seeds of those that then stay."""
     scores, folds, _, constant = table
-    untuned = scores.copy()
+    untuned, left = scores.copy(), dict[str, str]()
     untuned[2:] -= case.tuned
-    seeds, inside = np.ones(len(ROWS), int), np.ones(len(ROWS), bool)
-    rows = rows_of(untuned, folds, constant, seeds, ~inside)
-    for stage in (2, 3):
-        usable = [row for row in rows if not row["control"]]
-        inside = inside & recommend.choose(recommend._scores(usable, rows, False))[1]
-        inside[[0, 2]] = True
-        seeds = np.where(inside, stage, seeds)
-        rows = rows_of(np.where(inside[:, None, None], scores, untuned), folds, constant, seeds, ~inside)
-    return rows
+    rows, count = rows_of(untuned, folds, constant, 1, left), len(ROWS)
+    for seeds in (1, SEEDS):
+        left |= {name: how for name, (_, how) in recommend.leaving(rows, False).items()}
+        rows = rows_of(scores, folds, constant, seeds, left)
+        count += (seeds - 1) * (len(ROWS) - len(left))
+    return rows, count
 
 
 def before(rows: Rows) -> Recommendation:
@@ -182,7 +182,7 @@ def measure(case: Case, way: str, tables: int, seed: int) -> dict[str, float]:
     found: list[list[float]] = []
     for _ in range(tables):
         table = case.table(rng)
-        rows = collect(case, table)
+        rows, count = collect(case, table)
         about = rule(rows) if rule else recommendation(rows, False)
         assert about is not None
         row, gains = ROWS.index(about.nearest), case.gains
@@ -190,13 +190,12 @@ def measure(case: Case, way: str, tables: int, seed: int) -> dict[str, float]:
         averages = {
             r["algorithm"]: np.mean([np.mean(d["values"]) for d in r["domains"].values()]) for r in rows
         }
-        worse = [n for n in averages if n != "majority" and complexity(n) < complexity(about.nearest)]
+        in_race = [r["algorithm"] for r in rows if r["rank"] is not None and not r["control"]]
+        worse = [n for n in in_race if complexity(n) < complexity(about.nearest)]
         worse = [n for n in [*worse, "majority"] if averages[n] > averages[about.nearest] + 1e-9]
         (low, high), other, new = about.mean, about.alternative, case.new(rng, row)  # type: ignore[misc]
-        if about.reference is not None:
-            other = about.reference
-        assert other is not None
-        difference = gains[row] - gains[ROWS.index(other.to)]
+        other = about.reference or other
+        difference = 0.0 if other is None else gains[row] - gains[ROWS.index(other.to)]
         found.append(
             [
                 row == 0,
@@ -206,12 +205,12 @@ def measure(case: Case, way: str, tables: int, seed: int) -> dict[str, float]:
                 about.average - truth - table[2],
                 low <= truth <= high,
                 math.nan if about.new_domain is None else about.new_domain[0] <= new <= about.new_domain[1],
-                other.low <= difference <= other.high,  # type: ignore[operator]
-                sum(len(r["domains"]["0"]["values"]) for r in rows[:-1]) / 100,
+                math.nan if other is None else other.low <= difference <= other.high,  # type: ignore[operator]
+                count / 100,
                 about.row is not None and bool(worse),
             ]
         )
-    means = np.mean(found, 0)
+    means = np.nanmean(found, 0)
     percent = np.where([name.startswith("bias") for name in COLUMNS], 1.0, 100.0)
     return dict(zip(COLUMNS, (percent * means).tolist(), strict=True))
 
@@ -246,6 +245,7 @@ def main() -> None:
         for n in (1, 2, 5)
     }
     better["fish: 20 domains in 10 folds"] = Case("normal", 20, 5, folds=10)
+    better["fish: 10 domains, noise of seeds 3 points"] = Case("normal", 10, 5, seeds=3.0)
     better["fish: 10 domains, networks gain 1 point by tuning"] = Case("normal", 10, 5, tuned=1.0)
     show("One row is better by two standard deviations", better, args.tables)
     noise = {f"{s} domains": Case("normal", s, noise=True) for s in (4, 10, 20)}

@@ -133,28 +133,6 @@ def refused() -> str:
         return str(error)
 
 
-def mixed_precision() -> dict[str, Any]:
-    """Beside a loop that keeps copies of the shards."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    data = batches(dtype=torch.float32)
-    model, plain = (sharded(torch.float32, mp_policy=policy) for _ in range(2))
-    fish = Fish(AdamW(model.parameters(), 0.05), S, META_LR)
-    train(model, fish, data)
-    inner, slow = AdamW(plain.parameters(), 0.05), []
-    for n, batch in enumerate(data):
-        if n % S == 0:
-            slow = [p.detach().to_local().clone() for p in plain.parameters()]
-        train(plain, inner, [batch])
-        if n % S == S - 1:
-            for p, start in zip(plain.parameters(), slow, strict=True):
-                p.detach().to_local().copy_(torch.lerp(start, p.detach().to_local(), META_LR))
-    kinds = {str(e["slow"].dtype) for e in fish.state.values()}
-    expected = {name: whole(p.detach()) for name, p in plain.named_parameters()}
-    return {**found(model, fish), "expected": expected, "kinds": kinds}
-
-
 def saved_within_a_loop(name: str, folder: Path) -> dict[str, Any]:
     """Goes on in another model, whose optimizer was made otherwise."""
     model, data = sharded(), batches()
@@ -265,7 +243,6 @@ def main(folder: Path) -> None:
         "trained": {name: trained_in_shards(name) for name in INNER},
         "evaluated": evaluated_in_between(),
         "refused": refused(),
-        "mixed precision": mixed_precision(),
         "saved": {name: saved_within_a_loop(name, folder) for name in INNER},
         "gathered": {name: gathered(name) for name in ("SGD", "AdamW")},
         "first rate zero": first_rate_zero(),
@@ -352,13 +329,6 @@ def test_slow_weights_of_shards(both: Any) -> None:
         close(each["evaluated"], alone("AdamW"))
         torch.testing.assert_close(each["evaluated"]["seen"], expected, rtol=0, atol=1e-12)
         assert "call slow_weights(model)" in each["refused"]
-
-
-def test_mixed_precision(both: Any) -> None:
-    for each in both[1]:
-        result = each["mixed precision"]
-        torch.testing.assert_close(result["weights"], result["expected"], rtol=0, atol=0)
-        assert result["kinds"] == {"torch.float32"}
 
 
 def test_a_first_rate_of_zero(both: Any) -> None:

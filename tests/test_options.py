@@ -62,7 +62,7 @@ VALUES = (
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.sampled_from(TRIED), VALUES, max_size=2))
 def test_what_is_taken_can_be_trained_with(given: dict[str, Any]) -> None:
     given = {k: v for k, v in given.items() if not (k in SMALL and isinstance(v, int) and v > SMALL[k])}

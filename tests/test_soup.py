@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,10 +17,8 @@ from torch import Tensor, nn
 
 import shoal
 from shoal import datasets as sets
-from shoal.api.soup import choose
 from shoal.errors import InputError
 from shoal.training.averaging import average_weights
-from shoal.training.evaluate import Scores
 from trained_models import patients, write_csv
 
 SHORT: dict[str, Any] = {"steps": 20, "batch_size": 16, "eval_every": 10, "device": "cpu", "progress": False}
@@ -83,28 +79,7 @@ class TestAverageWeights:
             average_weights([{"w": torch.zeros(2)}, other] if other else [])
 
 
-def scores(value: float, metric: str = "accuracy") -> Scores:
-    return Scores(metric, ("d",), (value,), (10,), value)
-
-
 class TestGreedy:
-    @pytest.mark.parametrize("seed", range(5))
-    @pytest.mark.parametrize("metric", ["accuracy", "mse"])
-    def test_it_is_the_recipe(self, seed: int, metric: str) -> None:
-        draw = random.Random(seed)
-        single = [draw.randrange(6) / 5 for _ in range(6)]  # with ties
-        subsets = [frozenset(s) for n in range(2, 7) for s in itertools.combinations(range(6), n)]
-        soup = {subset: draw.randrange(6) / 5 for subset in subsets}
-        sign = 1 if metric == "accuracy" else -1
-        order = sorted(range(6), key=lambda n: (-sign * single[n], n))
-        want, best = [order[0]], single[order[0]]
-        for n in order[1:]:
-            value = soup[frozenset([*want, n])]
-            if sign * value >= sign * best:
-                want, best = [*want, n], value
-        found = choose([scores(v, metric) for v in single], lambda s: scores(soup[frozenset(s)], metric))
-        assert found == want
-
     def test_runs_are_added_as_a_naive_program_adds_them(self, made: Path, tmp_path: Path) -> None:
         folders = [made / f"run {n}" for n in (2, 0, 3, 1)]
         soup = shoal.soup(folders, greedy=True, out=tmp_path / "soup", **QUIET)

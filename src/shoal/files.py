@@ -76,6 +76,17 @@ def _open_locked(temporary: Path) -> IO[bytes]:
         file.close()  # another process has put this one in its place
 
 
+def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: str = "") -> None:
+    """Refuse a file to write that is a folder, one of ``inputs``, or there already in a folder among them."""
+    path, name = Path(path), f"{option} {str(path)!r}".lstrip()
+    if path.is_dir():
+        raise InputError(f"{name} is a folder; specify a file.")
+    for source in map(Path, inputs):
+        within = source.is_dir() and source.resolve() in path.resolve().parents
+        if path.exists() and source.exists() and (within or path.samefile(source)) and path.is_file():
+            raise InputError(f"{name} is also an input and would be overwritten; choose another name.")
+
+
 def read_json(path: str | Path, limit: int | None = None) -> Any:
     """What a JSON file holds; ValueError where it is none."""
     return parse_json(Path(path).read_bytes())
@@ -141,9 +152,7 @@ def as_csv(rows: Iterable[Iterable[Any]]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-# For readers of 0.3 that are still to be rewritten
-
-LARGEST = 2**30
+# For data/reading.py and data/inputs.py, until these read with pandas
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:
@@ -174,23 +183,3 @@ def check_zip(path: str | Path) -> None:
 
 def read_bytes(path: str | Path, limit: int | None = None) -> bytes:
     return Path(path).read_bytes()
-
-
-def read_text(path: str | Path, limit: int | None = None, errors: str = "strict") -> str:
-    return Path(path).read_text("utf-8", errors)
-
-
-def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: str = "") -> None:
-    name = f"{option} {str(path)!r}".lstrip()
-    if Path(path).is_dir():
-        raise InputError(f"{name} is a folder; specify a file.")
-    for source in inputs:
-        within = Path(source).is_dir() and Path(source).resolve() in Path(path).resolve().parents
-        if Path(path).exists() and (within or same_file(path, source)):
-            raise InputError(f"{name} is also an input and would be overwritten; choose another name.")
-
-
-def same_file(one: str | Path, other: str | Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        return os.path.samefile(one, other) and not os.path.samefile(one, os.devnull)
-    return False

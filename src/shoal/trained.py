@@ -28,7 +28,7 @@ from shoal.data.inputs import Batch, Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError, shown
 from shoal.experiments.record import read_record
-from shoal.files import read_bytes, write_atomically
+from shoal.files import write_atomically
 from shoal.models import build, language, options_of
 from shoal.models.baseline import KINDS, Baseline
 from shoal.models.calling import call
@@ -91,7 +91,7 @@ class About(BaseModel, frozen=True):
     @classmethod
     def read(cls, path: Path) -> About:
         with input_errors(f"{str(path)!r} is damaged"):
-            return cls.model_validate_json(read_bytes(path))
+            return cls.model_validate_json(path.read_bytes())
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -247,7 +247,7 @@ class Trained(nn.Module):
         for name in (ENCODER, CARD) if self.folder else ():
             path = self.folder / name  # type: ignore[operator]
             if path.is_file() and not path.is_symlink():
-                files[name] = read_bytes(path)
+                files[name] = path.read_bytes()
         about = self.about.model_copy(update={"inputs": dict(inputs)})
         if isinstance(self.model, Baseline):
             files[self.model.file] = self.model.content
@@ -448,7 +448,7 @@ def _read_baseline(path: Path, about: About | None) -> Baseline:
         raise InputError(f"{str(path.parent)!r} has no {ABOUT}, which describes the model.")
     with input_errors(f"{str(path)!r} is damaged, or {ABOUT} does not describe it"):
         (width,), known = about.input_shape, about.model["known"]
-        return KINDS[path.name](read_bytes(path, None), width, about.classes, known)
+        return KINDS[path.name](path.read_bytes(), width, about.classes, known)
 
 
 def _build(folder: Path, about: About | None) -> nn.Module:

@@ -190,7 +190,9 @@ def test_archives_are_unpacked_and_never_outside(file: str, tmp_path: Path) -> N
         shutil.rmtree(work, ignore_errors=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", gzip.compress(b"no tar")])
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", gzip.compress(b"no tar")], ids=["empty", "text", "gzip"]
+)
 def test_broken_archives_are_named_and_leave_nothing(content: bytes, tmp_path: Path) -> None:
     work = tmp_path / "downloads" / "home"
     work.mkdir(parents=True)

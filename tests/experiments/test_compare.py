@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -102,16 +101,6 @@ class TestPlan:
         assert [len(group) for group in folds(25)] == [*[3] * 5, *[2] * 5]
         assert folds(4, 3) == [["d0", "d3"], "d1", "d2"]
         assert LeaveDomainsOut(BASE, ["erm"], [None], 1, 1).folds == [None]
-
-    @pytest.mark.parametrize(("seeds", "search", "count"), [(3, 3, 4), (2, 1, 2), (1, 2, 2), (1, 1, 1)])
-    def test_stages_of_a_budget_begin_with_the_defaults_and_one_seed(
-        self, seeds: int, search: int, count: int
-    ) -> None:
-        full = LeaveDomainsOut(BASE, ["erm", "fish"], [*"abc"], seeds, search)
-        runs = [{c.identity for c in stage.plan()} for stage in full.stages()]
-        assert len(runs) == count
-        assert all(before < after for before, after in itertools.pairwise(runs))
-        assert (len(runs[0]), full.stages()[-1]) == (6, full)
 
 
 @pytest.fixture

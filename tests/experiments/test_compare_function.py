@@ -204,18 +204,6 @@ class TestResult:
         given = {**FEW, "algorithms": "erm++", "weights": "run/model.safetensors"}
         assert "  shoal train erm++ " in str(shoal.compare(arrays(), **given))
 
-    def test_a_budget_ends_between_stages(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        options: dict[str, Any] = {**FEW, "seeds": 2, "search": 2, "out": "o", "progress": True}
-        found = shoal.compare(arrays(), budget=1e-9, **options)
-        assert (found.result["runs"], found.result["search"], found.result["seeds"]) == (6, 1, [0])
-        assert found.recommendation is not None
-        assert "is used up after 1 seed with 1 hyperparameter trial" in capsys.readouterr().err
-        again = shoal.compare(arrays(), budget=60, **options)
-        assert (again.result["runs"], again.result["search"], again.result["seeds"]) == (24, 2, [0, 1])
-        assert {*found.result["identities"]} < {*again.result["identities"]}
-
 
 class TestResume:
     def test_only_what_is_missing_or_failed_runs(self, in_process: Any) -> None:

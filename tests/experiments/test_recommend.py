@@ -44,14 +44,14 @@ def result(scores: Scores, metric: str = "accuracy", fold: int = 1, **also: Any)
     return compare.results(configs, records)
 
 
-def rows_of(scores: Scores, dropped: Sequence[str] = (), fold: int = 1) -> list[dict[str, Any]]:
+def rows_of(scores: Scores, left: Mapping[str, str] | None = None, fold: int = 1) -> list[dict[str, Any]]:
     """The rows that the rule takes."""
     return [
         {
             "algorithm": name,
             "control": compare.is_control(name),
-            "rank": 1,
-            "dropped": "slow" if name in dropped else None,
+            "rank": None if name in (left or {}) else 1,
+            "left": (left or {}).get(name),
             "average": {"metric": "accuracy"},
             "domains": {f"d{n}": {"values": list(v), "fold": n // fold} for n, v in enumerate(domains)},
         }
@@ -168,10 +168,15 @@ class TestRule:
             name: values[:, None].tolist() for name, values in scores.items() if name != "gradient-boosting"
         }
         assert recommended(left).row == "erm"
-        # a row that left the race is not recommended, and still counts
-        found = recommendation(rows_of(left, dropped=["erm"]), lower=False)
-        assert found is not None
-        assert (found.row, found.rows) == ("logistic-regression", 2)
+
+    def test_a_row_that_left_the_race_only_counts(self) -> None:
+        scores = {"logistic-regression": [[0.5]] * 3, "erm": [[0.9]] * 3, "fish": [[0.9]] * 3}
+        for how, state in (("average", "tied"), ("chance", "use")):
+            found = recommended(scores, left={"erm": how, "fish": "chance"})
+            assert (found.row, found.state, found.rows) == ("logistic-regression", state, 3)
+            assert found.tied == (("erm",) if how == "average" else ())
+            assert found.reference is not None  # with the seeds that both have
+            assert found.reference.mean == pytest.approx(-0.4)
 
     def test_not_better_than_the_majority_class(self) -> None:
         chance = [[0.5], [0.6], [0.4], [0.5]]

@@ -63,8 +63,8 @@ def naive_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
 def test_runs_are_those_of_the_papers_algorithms(number: int) -> None:
     config = tracking.plan("cdsprites", Request("tracking", Path("out"), quick=True))[number]
     config = replace(config, steps=5)
-    record = run(config, "cpu", how={"track_every": 1, "track_after": True})
-    training = prepare(config, "cpu")
+    record = run(config, "cpu", options={"track_every": 1, "track_after": True})
+    training = prepare(config, "cpu").trainer.setup
     model = build("sprite-cnn", input_shape=(3, 32, 32), classes=2, seed=config.seed, width=2)
     draw: Callable[..., DomainBatchSampler] = DomainBatchSampler
     domains = draw(training.data.splits["train"], 8, 3, seed=config.seed)

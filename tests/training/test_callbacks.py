@@ -38,7 +38,7 @@ class Watch(Callback):
 
 def _note(name: str) -> Any:
     def note(self: Watch, state: State) -> None:
-        self.seen.append((name, state.phase, state.step))
+        self.seen.append((name, state.stage, state.step))
         if name == "on_step":
             assert state.losses is not None
             self.losses.append(state.losses.tolist())

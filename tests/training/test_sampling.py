@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.training.loop import Training
 from torch import Tensor, nn
 
 import shoal
@@ -17,7 +16,7 @@ from shoal.data import Domains, Task, TensorData
 from shoal.training.evaluate import MOST_DOMAINS, Evaluator, sample
 from shoal.training.examine import examine
 from shoal.training.options import complete
-from shoal.training.setup import ON_CPU, TRAIN_SAMPLE
+from shoal.training.setup import ON_CPU, TRAIN_SAMPLE, Setup
 
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
@@ -110,7 +109,7 @@ class Tokens(nn.Module):
 
 def batch_of(model: nn.Module, data: Any) -> int:
     options = complete(steps=1, batch_size=2, device="cpu", progress=False)
-    return Training("erm", model, as_domain_data(data, None, None), options).eval_batch
+    return Setup("erm", model, as_domain_data(data, None, None), options).eval_batch
 
 
 class TestBatch:
@@ -212,7 +211,7 @@ class TestDefaults:
     def test_all_seeds_are_scored_on_the_same(self) -> None:
         data = as_domain_data(blobs(400), None, None)
         found = [
-            Training("erm", nn.Linear(2, 2), data, complete(steps=1, eval_limit=50, seed=s, progress=False))
+            Setup("erm", nn.Linear(2, 2), data, complete(steps=1, eval_limit=50, seed=s, progress=False))
             for s in (0, 1)
         ]
         assert np.array_equal(*(t.evaluator.which["train"] for t in found))

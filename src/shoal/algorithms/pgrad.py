@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss, Step
 from shoal.data.batch import MetaBatch, Task
+from shoal.errors import InputError
 from shoal.settings import Range, choice, log10
 
 
@@ -50,6 +51,8 @@ class PGrad(Algorithm):
         self.meta_lr, self.rollouts, self.directions = meta_lr, rollouts, directions
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
+        if engine.processes.count > 1 and self.rollouts > 1:
+            raise InputError(f"pgrad with rollouts={self.rollouts} runs in one process; use rollouts=1.")
         rollouts = min(self.rollouts, max(1, min(batch.sizes) // 2))
         points, losses = [_flat(engine.params)], []
         for number, part in enumerate(batch.pieces(rollouts)):
@@ -80,5 +83,5 @@ def principal_direction(points: Tensor, count: int) -> Tensor:
     return whole.norm() * (directions @ (signs * weights))
 
 
-def _flat(params: list[nn.Parameter]) -> Tensor:
+def _flat(params: list[Tensor]) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in params])

@@ -39,8 +39,9 @@ from shoal.settings import Few, Positive, Range
 if TYPE_CHECKING:
     import pandas
 
-    from shoal.experiments.compare import Layout, LeaveDomainsOut
+    from shoal.experiments.compare import Layout
     from shoal.experiments.config import RunConfig
+    from shoal.experiments.race import Race, Stage, Times
     from shoal.experiments.recommend import Recommendation
     from shoal.experiments.record import RunRecord
     from shoal.experiments.store import Store
@@ -154,20 +155,23 @@ def compare(
     baselines: bool = True,
     held_out: Names | None = None,
     folds: Annotated[int, Range(2, 1000)] | None = None,
-    seeds: Few = 3,
-    search: Few = 3,
+    seeds: Few | None = None,
+    search: Few | None = None,
     budget: Positive | None = None,
+    exhaustive: bool = False,
+    fit: str | Path | None = None,
     out: str | Path | None = None,
     **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Compare algorithms on held-out domains and recommend one.
 
-    Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every
-    algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed,
-    the trial with the best validation score on the training domains is selected. On tabular data, gradient
-    boosting and a linear model are included under the same protocol. The simplest algorithm is recommended
-    that no other beats by more than chance. Finished runs are saved in ``out``; the same call runs only
-    those that are missing.
+    Each domain is held out in turn; with more than ten domains, they are held out in ten groups. The
+    comparison is a race: first the baselines (on tabular data a linear model and gradient boosting), then
+    every algorithm once with its defaults, then hyperparameter trials and further seeds of those that can
+    still be recommended. For each seed, the trial and the step with the best validation score on the training
+    domains are selected. The simplest algorithm is recommended that no other beats by more than chance. Each
+    stage has a complete table. Finished runs are saved in ``out``; the same call runs only those that are
+    missing.
 
     Args:
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
@@ -181,10 +185,12 @@ def compare(
             domain).
         folds: number of groups in which domains are held out (default: one domain at a time if there are at
             most 10, otherwise 10 groups).
-        seeds: number of seeds.
-        search: number of hyperparameter trials per algorithm and seed: the defaults, then random search.
-        budget: time budget in minutes, after which no further runs are started; results are then those of
-            fewer trials or seeds, at least of the defaults with one seed. The same call continues.
+        seeds: number of seeds (default: up to 3, for about ten minutes on two cores).
+        search: number of hyperparameter trials per algorithm and seed: the defaults, then random search
+            (default: up to 3, for about ten minutes on two cores).
+        budget: time budget in minutes, for which the race is planned and after which no stage is started.
+        exhaustive: run all trials and seeds of every algorithm (default: 3 of each), as publications require.
+        fit: folder of a model that is trained on all domains with the recommended algorithm.
         out: folder for runs and results (default: a folder in shoal-compare named after the data).
         **options: options of every run, see :class:`~shoal.options.CompareOptions`.
 
@@ -199,7 +205,7 @@ def compare(
         [True, True, True, True]
     """
     from shoal.experiments.compare import LeaveDomainsOut, layout
-    from shoal.experiments.store import Store
+    from shoal.experiments.race import Race, Times, sized
     from shoal.training.processes import together
 
     if together():
@@ -215,25 +221,23 @@ def compare(
         base, note = _base(source, where, options)
         given = tuple(name for name in options if name in declared(TrainingOptions))
         rows = _rows(asked, base, where, source.own)
-        protocol = LeaveDomainsOut(base, rows, where.held_out, seeds, search, folds, given)
+        protocol = LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, given)
         protocol, unable, notes = protocol.checked(full["device"], bool(asked) and "all" not in asked)
         show(note, *where.messages, *notes, *(f"not compared: {n} ({why})" for n, why in unable.items()))
         if baselines:
             protocol = replace(protocol, rows=[*where.baselines, *protocol.rows])
+        times = Times.of_table(*where.size, base) if where.size and not model_fields(options) else None
+        race = sized(Race(protocol, exhaustive), times, seeds, search, budget)
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
-        title = Path(source.given).name if source.own else base.dataset
-        _make_folder(folder, source, title)
-        store = Store(folder / "runs")
-        if store.missing(protocol.plan()):
-            _announce(source, protocol, folder, show)
-        protocol, failed = _execute(protocol, store, budget, full, show)
-        about = {"title": title, "unable": unable, "excluded": where.excluded, "warned": where.warned}
-        return _written(source, protocol, store, failed, about, folder, show)
+        about: dict[str, Any] = {"title": Path(source.given).name if source.own else base.dataset}
+        about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned, "cautions": notes}
+        _make_folder(folder, source, about["title"])
+        return _Job(source, race, times, folder, full, about, show).run(budget)
 
 
 def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[RunConfig, str]:
     """The options that all runs share, and a message on the learning rate."""
-    from shoal.experiments.compare import BASELINE
+    from shoal.experiments.compare import BASELINE, PATIENCE
     from shoal.experiments.config import RunConfig
     from shoal.experiments.search import with_rate
 
@@ -241,6 +245,8 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
     steps = given.get("steps") or int(where.defaults["steps"])
     fields = {"batch_size": where.defaults["batch"], "eval_every": max(1, steps // 10), "steps": steps}
     fields |= {"data_options": source.options, "holdout": where.holdout}
+    if given.get("select") != "last" and given.get("average") is None:
+        fields["patience"] = PATIENCE
     return with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields | given | model_fields(options)))
 
 
@@ -293,83 +299,151 @@ def _messages(progress: bool) -> Iterator[Callable[..., None]]:
         yield show
 
 
-def _announce(source: Source, protocol: LeaveDomainsOut, folder: Path, show: Callable[..., None]) -> None:
-    """Say what will be run, and on which columns of a table."""
-    if (report := source.columns()) is not None:
-        write_files(folder, {"columns.json": dump_json(report)})
-    show(*source.notes())
-    folds, domains, runs = len(protocol.folds), len(protocol.held_out), len(protocol.plan())
-    show(
-        f"{many(runs, 'run')}: {many(len(protocol.rows), 'algorithm')}, "
-        f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
-        f"{many(protocol.seeds, 'seed')}, {many(protocol.search, 'hyperparameter trial')} each"
-    )
-
-
 def many(number: int, what: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _execute(
-    protocol: LeaveDomainsOut,
-    store: Store,
-    budget: float | None,
-    options: Mapping[str, Any],
-    show: Callable[..., None],
-) -> tuple[LeaveDomainsOut, Mapping[str, str]]:
-    """Run what is missing; returns what was completed within the budget, and the errors of failed runs."""
-    from shoal.experiments.execute import execute
+@dataclass
+class _Job:
+    """A race that is planned, and where its runs and tables go."""
 
-    same = {name: options[name] for name in ("engine", "device", "jobs")}
-    same |= {"progress": bool(options["progress"])}
-    same["options"] = {name: options[name] for name in ("workers", "compile", "deterministic")}
-    if budget is None:
-        return protocol, execute(protocol.plan(), store, **same).failed
-    end, first, *stages = time.monotonic() + 60 * budget, *protocol.stages()
-    done, outcome = first, execute(first.plan(), store, **same)
-    for stage in stages:
-        more = execute(stage.plan(), store, until=end, **same)
-        if more.remaining:
-            show(
-                f"the budget of {budget:g} minutes is used up after {many(done.seeds, 'seed')} with "
-                f"{many(done.search, 'hyperparameter trial')}; the same call continues"
-            )
-            break
-        done, outcome = stage, more
-    return done, outcome.failed
+    source: Source
+    race: Race
+    times: Times | None
+    folder: Path
+    options: Mapping[str, Any]
+    about: Mapping[str, Any]
+    show: Callable[..., None]
 
+    @property
+    def store(self) -> Store:
+        from shoal.experiments.store import Store
 
-def _written(
-    source: Source,
-    protocol: LeaveDomainsOut,
-    store: Store,
-    failed: Mapping[str, str],
-    about: Mapping[str, Any],
-    folder: Path,
-    show: Callable[..., None],
-) -> Comparison:
-    """The result, with its tables, figure and report in the folder."""
-    from shoal.api.report import write_page
-    from shoal.experiments.compare import results
-    from shoal.report import compare as view
-    from shoal.report import plots
+        return Store(self.folder / "runs")
 
-    configs = protocol.plan()
-    records = store.found(configs)
-    result = results(configs, records, failed=failed) | dict(about)
-    result["identities"] = sorted({config.identity for config in configs})
-    files = {f"comparison{ending}": content(result) for ending, content in view.FILES.items()}
-    write_files(folder, {name: text.encode(errors="backslashreplace") for name, text in files.items()})
-    written = list(files)
-    try:
-        written += [path.name for path in plots.save(view.figure(result), folder / "comparison")]
-        written.append(write_page(folder).path.name)
-    except InputError as error:
-        show(str(error))
-    commands = _commands(source, configs, result)
-    text = f"{view.text(result)}\n\nSaved in {folder}: {', '.join(written)}.{commands}"
-    return Comparison(result, records, folder, text)
+    def run(self, minutes: float | None) -> Comparison:
+        """Run the stages, and write the table after each of them."""
+        from shoal.experiments.execute import execute
+        from shoal.training.stopping import Interrupted
+
+        start, stages = time.monotonic(), self.race.stages
+        result, failed = dict[str, Any](), dict[str, str]()
+        self._announce(minutes)
+        about = {**self.about, "cautions": [*self.about["cautions"], *self._leaks()]}
+        how = {name: self.options[name] for name in ("engine", "device", "jobs")}
+        how["options"] = {name: self.options[name] for name in ("workers", "compile", "deterministic")}
+        for number, stage in enumerate(stages):
+            began = time.monotonic()
+            if minutes is not None and number and began - start > 60 * minutes:
+                result["race"]["ended"] = "budget"
+                self.show(
+                    f"the budget of {minutes:g} minutes is used up after stage {number} of {len(stages)}"
+                )
+                break
+            configs = self.race.plan(stage)
+            new = bool(self.store.missing(configs))
+            if new:
+                self.show(f"stage {number + 1} of {len(stages)}: {self._described(stage)}")
+            try:
+                progress = bool(self.options["progress"])
+                failed.update(execute(configs, self.store, progress=progress, **how).failed)
+            except Interrupted as stop:
+                if not result:
+                    raise
+                result["race"]["ended"] = "interrupted"
+                self._written(result)
+                where = f"after stage {number} of {len(stages)} are in {self.folder}"
+                raise Interrupted(
+                    f"interrupted. The results {where}; the same command resumes.", stop.signal
+                ) from stop
+            result = self.race.close(stage, self.store.found, failed) | about
+            self._tables(result)
+            if new and number + 1 < len(stages):
+                self._show_stage(number, result, time.monotonic() - began)
+        return self._written(result)
+
+    def _announce(self, minutes: float | None) -> None:
+        """Say what will be run and how long it takes, and on which columns of a table."""
+        from shoal.experiments.execute import count_jobs
+        from shoal.experiments.progress import duration
+
+        race, protocol, stages = self.race, self.race.protocol, self.race.stages
+        if not self.store.missing(race.plan(stages[-1])):
+            return
+        jobs = count_jobs(self.options["device"], self.options["jobs"])
+        times = [race.seconds(stage, self.times, jobs) for stage in stages] if self.times else []
+        if times and minutes is not None and 60 * minutes < times[0]:
+            about = f"{self._described(stages[0])}, takes about {duration(times[0])}"
+            raise InputError(f"of {minutes:g} minutes is too small: the first stage, {about}.", "budget")
+        if (report := self.source.columns()) is not None:
+            write_files(self.folder, {"columns.json": dump_json(report)})
+        self.show(*self.source.notes())
+        folds, domains = len(protocol.folds), len(protocol.held_out)
+        groups = f" in {folds} groups" if folds < domains else ""
+        each = [f"({duration(seconds)})" for seconds in times] or [""] * len(stages)
+        parts = [f"{self._described(stage)} {time}".strip() for stage, time in zip(stages, each, strict=True)]
+        some = "" if race.exhaustive else "; algorithms that can no longer be recommended leave the race"
+        total = f", about {duration(sum(times))} with {many(jobs, 'run')} in parallel" if times else ""
+        self.show(
+            f"{many(domains, 'held-out domain')}{groups}; {many(len(stages), 'stage')}{total}: "
+            f"{'; '.join(f'{n}. {part}' for n, part in enumerate(parts, 1))}{some}"
+        )
+
+    def _leaks(self) -> list[str]:
+        """Columns of a table that may contain the label."""
+        if not (path := self.folder / "columns.json").exists():
+            return []
+        found = [
+            (column["column"], text)
+            for column in read_json(path)["columns"]
+            for text in column["warnings"]
+            if text.startswith("possible leakage")
+        ]
+        return [f"column {name!r}, {text}" for name, text in found]
+
+    def _described(self, stage: Stage) -> str:
+        """What a stage runs."""
+        count = len([row for row in stage.rows if row not in self.race.left])
+        if stage.name in ("baselines", "algorithms"):
+            return f"{many(count, stage.name[:-1])} once, with the defaults"
+        every = "all algorithms" if self.race.exhaustive else "those that can still be recommended"
+        more = f"{stage.search} trials" if stage.name == "hyperparameters" else f"{stage.seeds} seeds"
+        return f"{more} of {every}"
+
+    def _show_stage(self, number: int, result: Mapping[str, Any], seconds: float) -> None:
+        """The table of a stage that is not the last."""
+        from shoal.experiments.progress import duration
+        from shoal.report import compare as view
+
+        first = f"after stage {number + 1} of {len(self.race.stages)} ({duration(seconds)})"
+        self.show("\n".join([f"{first}: {line}" for line in view.recommended(result)[:1]] or [first]))
+        self.show(f"{view.table(result, most=0).text()}\n")
+
+    def _tables(self, result: Mapping[str, Any]) -> list[str]:
+        """Write the tables; returns the names of the files."""
+        from shoal.report import compare as view
+
+        files = {f"comparison{ending}": content(result) for ending, content in view.FILES.items()}
+        write_files(self.folder, {n: text.encode(errors="backslashreplace") for n, text in files.items()})
+        return list(files)
+
+    def _written(self, result: dict[str, Any]) -> Comparison:
+        """The result, with its tables, figure and report in the folder."""
+        from shoal.api.report import write_page
+        from shoal.report import compare as view
+        from shoal.report import plots
+
+        written = self._tables(result)
+        try:
+            written += [path.name for path in plots.save(view.figure(result), self.folder / "comparison")]
+            written.append(write_page(self.folder).path.name)
+        except InputError as error:
+            self.show(str(error))
+        configs = self.race.configs
+        commands = _commands(self.source, configs, result)
+        text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}.{commands}"
+        return Comparison(result, self.store.found(configs), self.folder, text)
 
 
 def _commands(source: Source, configs: Sequence[RunConfig], result: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import PYTHON, RunRecord, read_record, selection_score
 from shoal.experiments.run import data_of
-from shoal.files import dump_yaml, read_bytes
+from shoal.files import dump_yaml
 from shoal.models.backbones import Backbone
 from shoal.report.runs import number
 from shoal.report.tables import Table
@@ -150,14 +150,12 @@ def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
 def _traits(folder: Path, record: RunRecord) -> dict[str, Any]:
     """What all runs of a soup must have in common."""
     config, about = record.config, About.read(folder / ABOUT).to_dict()
-    model, inputs = about.pop("model"), about.pop("inputs")
-    options = model.pop("options", None) or {}
-    parts = {"data": config.data_options, "protocol": config.protocol, "inputs": inputs}
-    parts["model option"] = options
-    named = {f"{part} {name}": value for part, each in parts.items() for name, value in each.items()}
+    parts = {"data": config.data_options, "protocol": config.protocol, "inputs": about.pop("inputs")}
+    parts["model option"] = about["model"].pop("options", None) or {}
+    traits = {"dataset": config.dataset, "holdout": config.holdout, **about}
+    traits |= {f"{part} {name}": value for part, each in parts.items() for name, value in each.items()}
     free = ["protocol trial", "model option pretrained", "model option dropout"]
     free += ["data file"] if "digest" in config.data_options else []  # the same file elsewhere
-    traits = {"dataset": config.dataset, "holdout": config.holdout, "model": model, **named, **about}
     return {name: value for name, value in traits.items() if name not in free}
 
 
@@ -177,12 +175,12 @@ def choose(scores: Sequence[Scores], measure: Callable[[Sequence[int]], Scores])
         return scores[b].better_than(scores[a]) - scores[a].better_than(scores[b])
 
     best, *rest = sorted(range(len(scores)), key=functools.cmp_to_key(order))
-    chosen, score = [best], scores[best]
+    used, score = [best], scores[best]
     for run in rest:
-        found = measure([*chosen, run])
+        found = measure([*used, run])
         if not score.better_than(found):
-            chosen, score = [*chosen, run], found
-    return chosen
+            used, score = [*used, run], found
+    return used
 
 
 def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -223,31 +221,31 @@ def _evaluate(
         return scores, used
 
 
+def _digest(records: Iterable[RunRecord]) -> str:
+    checksums = sorted(record.files.get(WEIGHTS, "") for record in records)
+    return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
+
+
 def _record(runs: Mapping[Path, RunRecord], used: Sequence[Path], scores: AllScores) -> RunRecord:
     """That of a run with one evaluation. Its configuration has what the runs have in common."""
-    first, *rest = (runs[folder].config.to_dict() for folder in used)
+    records, kind = [runs[folder] for folder in used], GREEDY if GREEDY in scores else UNIFORM
+    first, *rest = (record.config.to_dict() for record in records)
     same = {name: value for name, value in first.items() if all(other[name] == value for other in rest)}
-    needed = {name: first[name] for name in ("dataset", "data_options", "steps")}
-    names, kind = {runs[folder].config.name for folder in used}, GREEDY if GREEDY in scores else UNIFORM
-    settings = {"greedy": kind == GREEDY, "runs": len(used), "digest": _digest(runs[f] for f in used)}
-    label = f"soup of {names.pop()}" if len(names) == 1 else "soup"
-    own = {"algorithm": "soup", "label": label, "settings": settings}
+    same |= {name: first[name] for name in ("dataset", "data_options", "steps")}
+    names = {record.config.name for record in records}
+    same |= {"algorithm": "soup", "label": f"soup of {names.pop()}" if len(names) == 1 else "soup"}
+    same["settings"] = {"greedy": kind == GREEDY, "runs": len(used), "digest": _digest(records)}
     found = {split: one.to_dict() for split, one in scores.get(kind, {}).items()}
     return RunRecord(
-        config=RunConfig(**{"optimizer_options": {}, **same, **needed, **own}),
+        config=RunConfig(**{"optimizer_options": {}, **same}),
         status="finished",
         history=({"step": first["steps"], "passes": 0, "loss": None, "scores": found},),
         selected=0,
         rule=f"mean of {len(used)} of {len(runs)} runs ({kind})",
         seconds=0.0,
-        environment=runs[used[0]].environment,
-        notes=runs[used[0]].notes,
+        environment=records[0].environment,
+        notes=records[0].notes,
     )
-
-
-def _digest(records: Iterable[RunRecord]) -> str:
-    checksums = sorted(record.files.get(WEIGHTS, "") for record in records)
-    return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
 
 
 def _write(
@@ -258,11 +256,9 @@ def _write(
     about = About.read(first / ABOUT)
     written: dict[str, Any] = {"run": config.to_dict(), "soup": list(map(str, runs))}
     own = [name for name in runs[first].files if name.split("/")[0] in ("tokenizer", "encoder")]
-    files = {name: read_bytes(first / name, None) for name in own}
+    files = {WEIGHTS: pack_weights(weights)} | {name: (first / name).read_bytes() for name in own}
     if record.scores:
-        sizes = {
-            split: dict(zip(s["domains"], s["sizes"], strict=True)) for split, s in record.scores.items()
-        }
+        sizes = {s: dict(zip(own["domains"], own["sizes"], strict=True)) for s, own in record.scores.items()}
         text = card(record.to_dict(), about.to_dict(), written, {"train": {}, **sizes})
         files["card.md"] = text.encode("utf-8", "backslashreplace")
     if config.dataset == PYTHON:  # there is no dataset to load
@@ -270,7 +266,7 @@ def _write(
     files["config.yaml"] = dump_yaml(written).encode()
     place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".soup-"))
     try:
-        write_model(place, about, {WEIGHTS: pack_weights(weights), **files}, record.to_dict())
+        write_model(place, about, files, record.to_dict())
         os.rename(place, folder)
     except OSError as error:
         raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.", "out") from error

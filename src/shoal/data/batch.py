@@ -81,7 +81,9 @@ class MetaBatch:
 
     def merged(self) -> MetaBatch:
         """The same examples as one block."""
-        return self if len(self.sizes) == 1 else replace(self, sizes=(len(self),))
+        if len(self.sizes) == 1:
+            return self
+        return MetaBatch(self.x, self.y, self.domain, (len(self.y),), self.weight)
 
     def pieces(self, count: int) -> list[MetaBatch]:
         """``count`` batches with consecutive examples of every block, nearly equally many in each."""

@@ -110,29 +110,38 @@ class MetaBatchLoader:
 
     def __iter__(self) -> Iterator[MetaBatch]:
         if self._loader is None:
-            return self._gathered()
+            return map(self.gather, self.draws())
         cuda = self.device is not None and torch.device(self.device).type == "cuda"
         return self._copied_ahead(self._loader) if cuda else map(self._batch, self._loader)
 
-    def _gathered(self) -> Iterator[MetaBatch]:
-        dataset: Any = self.dataset
+    def draws(self) -> Iterator[Draw]:
+        """What each step takes of examples in memory, for :meth:`gather`."""
         first, every = self.share
         for start in range(self.start, self.stop, BLOCK):
             numbers, indices = self.sampler.plans(start, min(start + BLOCK, self.stop))
-            if not isinstance(indices, np.ndarray):  # steps of different sizes
-                numbers = [None] * len(indices) if numbers is None else numbers
-                for d, rows in zip(numbers, indices, strict=True):
-                    request = _Loaded(dataset.batch(_tensor(rows[:, first::every], dataset)), d, len(rows))
-                    yield self._batch(request)
+            if isinstance(indices, np.ndarray):
+                yield from self._draws(start, numbers, indices[:, :, first::every])
                 continue
-            indices = indices[:, :, first::every]
-            steps, slots, size = indices.shape
-            blocks = np.broadcast_to(np.arange(slots), (steps, slots)) if numbers is None else numbers
-            domain = _tensor(np.repeat(blocks, size, axis=1), dataset, steps)
-            sizes = (size,) * slots
-            for rows, d in zip(_tensor(indices, dataset, steps).unbind(), domain.unbind(), strict=True):
-                x, y, *weight = dataset.batch(rows)
-                yield MetaBatch(self._entered(x), y, d, sizes, *weight)
+            for n, rows in enumerate(indices):  # steps of different sizes
+                own = None if numbers is None else numbers[n : n + 1]
+                yield from self._draws(start + n, own, rows[None, :, first::every])
+
+    def _draws(self, start: int, numbers: NDArray[Any] | None, indices: NDArray[Any]) -> Iterator[Draw]:
+        steps, slots, size = indices.shape
+        blocks = np.broadcast_to(np.arange(slots), (steps, slots)) if numbers is None else numbers
+        number = np.arange(start, start + steps)[:, None]
+        plan = np.concatenate([indices.reshape(steps, -1), np.repeat(blocks, size, axis=1), number], axis=1)
+        tensor, device = torch.from_numpy(plan), self.dataset.device  # type: ignore[attr-defined]
+        if device.type == "cuda":
+            tensor = tensor.pin_memory().to(device, non_blocking=True)
+        for row in tensor.unbind():
+            yield Draw(row, (size,) * slots)
+
+    def gather(self, draw: Draw) -> MetaBatch:
+        """The examples of a step, in memory."""
+        dataset: Any = self.dataset
+        x, y, *weight = dataset.batch(draw.rows)
+        return MetaBatch(self._entered(x), y, draw.domain, draw.sizes, *weight)
 
     def _copied_ahead(self, loader: Iterable[_Loaded]) -> Iterator[MetaBatch]:
         """Batches on the device, the next one being copied on a stream of its own."""
@@ -165,9 +174,29 @@ class MetaBatchLoader:
         return x if self.enter is None else self.enter(x)
 
 
-def _tensor(rows: NDArray[Any], dataset: InMemory, steps: int | None = None) -> Tensor:
-    flat = np.ascontiguousarray(rows.reshape(-1) if steps is None else rows.reshape(steps, -1))
-    return torch.from_numpy(flat).to(dataset.device, non_blocking=True)
+class Draw(NamedTuple):
+    """The examples of a step that are in memory, not gathered yet.
+
+    Attributes:
+        plan: the indices of B examples, then their domains, then the number of the step.
+        sizes: number of examples of each block.
+    """
+
+    plan: Tensor
+    sizes: tuple[int, ...]
+
+    @property
+    def rows(self) -> Tensor:
+        return self.plan[: len(self.plan) // 2]
+
+    @property
+    def domain(self) -> Tensor:
+        return self.plan[len(self.plan) // 2 : -1]
+
+    @property
+    def ids(self) -> Tensor:
+        """The domain of each block."""
+        return self.domain[:: self.sizes[0]]
 
 
 class _Request(NamedTuple):

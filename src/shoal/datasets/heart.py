@@ -15,7 +15,6 @@ from shoal.data.domains import Domains
 from shoal.data.download import SAY_WHERE, Download, Source, find_files
 from shoal.data.splits import held_out_names, split
 from shoal.errors import InputError
-from shoal.files import lines_of, open_text
 from shoal.settings import Seed
 
 SUMMARY = (
@@ -139,8 +138,8 @@ def _scale(values: Table) -> tuple[float, float]:
 def read(path: Path) -> Table:
     """A hospital's patients, (n, 14), with NaN for what is missing."""
     try:
-        with open_text(path, "utf-8", "replace") as lines:
-            rows = csv.reader(lines_of(lines, path))
+        with open(path, encoding="utf-8", errors="replace", newline="") as lines:
+            rows = csv.reader(lines)
             table = [_numbers(row, f"{str(path)!r}, line {rows.line_num}") for row in rows if row]
     except (OSError, csv.Error) as error:
         raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error

@@ -14,7 +14,6 @@ from shoal.data.own import domains_of, from_table
 from shoal.data.reading import need_column, read_table
 from shoal.data.splits import last_domain
 from shoal.errors import InputError
-from shoal.files import open_regular
 from shoal.settings import Seed
 
 SUMMARY = "Your own table (CSV, Parquet, Excel) with a label column and a domain column."
@@ -108,7 +107,7 @@ def comparison(data: DomainData) -> dict[str, Any]:
 def digest_of(path: str | Path) -> str:
     """Tells a file's content from any other."""
     try:
-        with open_regular(Path(path).expanduser()) as file:
+        with Path(path).expanduser().open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error

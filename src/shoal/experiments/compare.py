@@ -46,6 +46,8 @@ FOLDS = 10
 HOLDOUT = 0.2
 LEAST_ROWS = 16
 """A domain with fewer examples is not held out by default: one example would count for over six points."""
+PATIENCE = 3
+"""Evaluations without improvement after which a training stops; there are ten in it."""
 SHOWN = 8
 """Labels or domains that a message lists."""
 
@@ -73,6 +75,8 @@ class Layout:
     """Domains that are trained on but not held out, and why."""
     warned: Mapping[str, str] = field(default_factory=dict)
     """Held-out domains whose score is hard to interpret, and why."""
+    size: tuple[int, int] | None = None
+    """Of a table: the numbers of training rows and of their domains."""
 
 
 def layout(
@@ -128,6 +132,7 @@ def layout(
         ],
         excluded,
         warned,
+        (len(data.splits["train"].indices), len(data.splits["train"])) if baselines.applies(data) else None,
     )
 
 
@@ -215,15 +220,10 @@ class LeaveDomainsOut:
             start, draw=draw or start.draw, label=display_name(row), select=start.select or "best"
         )
         if (recipe := find_recipe(algorithm)) is not None:
-            options = recipe.fill({name: getattr(start, name) for name in self.given}, start.dataset)
+            given = {name: getattr(start, name) for name in self.given}
+            options = {"patience": None, **recipe.fill(given, start.dataset)}
             start, algorithm = with_model_options(recipe, replace(start, **options)), recipe.algorithm
         return trials(replace(start, algorithm=algorithm), self.search)
-
-    def stages(self) -> list[LeaveDomainsOut]:
-        """Smaller plans, each of which holds the runs of those before: the defaults with one seed, all trials
-        with one seed, then more seeds."""
-        first = [replace(self, seeds=1, search=1)] if self.search > 1 else []
-        return [*first, *(replace(self, seeds=count) for count in range(1, self.seeds + 1))]
 
     def checked(
         self, device: str | None, required: bool
@@ -299,15 +299,17 @@ def is_control(name: str) -> bool:
 def results(
     configs: Sequence[RunConfig],
     records: Iterable[RunRecord],
-    baseline: str = BASELINE,
     failed: Mapping[str, str] | None = None,
+    left: Mapping[str, str] | None = None,
+    baseline: str = BASELINE,
 ) -> dict[str, Any]:
     """The comparison as plain data: what was selected, and a row for each algorithm, best first.
 
-    ``failed`` are errors by the identity of their runs.
+    ``failed`` are errors by the identity of their runs, ``left`` are rows that have left a race, and how:
+    their scores are those of fewer seeds and trials, so that they have no rank.
     """
     done = {r.config.identity: r for r in records if r.status != "failed"}
-    failed = failed or {}
+    failed, left = failed or {}, left or {}
     cases = selection.trial_cases(configs, done.values(), failed)
     metric = metric_of(cases)
     rows = selection.table(cases, lower := lower_is_better(metric))
@@ -315,11 +317,17 @@ def results(
     scores = cases.groupby(["algorithm", "seed"], sort=False)["score"].agg(lambda s: s.mean(skipna=False))
     for row in rows:
         row["control"] = is_control(row["algorithm"])
+        row["left"] = left.get(row["algorithm"])
         row["difference"] = row["over_domains"] = None
         if first is not None:
             paired = (scores[row["algorithm"]] - scores[baseline]).astype(object)
             row["difference"] = summarize(paired.where(paired.notna(), None).tolist(), metric)
             row["over_domains"] = None if row is first else over_domains(row, first)
+    rows.sort(key=lambda row: row["left"] is not None)
+    ranks = {row["algorithm"]: row["rank"] for row in rows if row["rank"] is not None and not row["left"]}
+    for row in rows:
+        known = ranks.get(row["algorithm"])
+        row["rank"] = None if known is None else 1 + sum(rank < known for rank in ranks.values())
     runs, folds = cases.drop_duplicates(["algorithm", "fold", "seed"]), cases["fold"].nunique()
     missing = sum(config.identity not in done for config in configs)
     found = None if missing else recommendation(rows, lower)

@@ -17,7 +17,7 @@ from shoal.data.batch import DomainData, Examples, TensorData
 from shoal.data.download import cache_folder
 from shoal.data.images import ImageFiles
 from shoal.errors import InputError
-from shoal.files import read_bytes, write_atomically
+from shoal.files import write_atomically
 from shoal.models.backbones import Frozen
 from shoal.models.feature_model import FeatureModel
 from shoal.training.progress import Progress
@@ -56,7 +56,7 @@ def features_of(data: DomainData, model: FeatureModel, device: torch.device, sho
 
 def _read(path: Path, count: int) -> TensorData | None:
     try:
-        content = safetensors.torch.load(read_bytes(path, path.stat().st_size))
+        content = safetensors.torch.load(path.read_bytes())
         return TensorData(content["x"], content["y"]) if len(content["x"]) == count else None
     except (OSError, ValueError, KeyError, InputError, safetensors.SafetensorError):
         return None  # not there, or damaged: computed anew

@@ -124,11 +124,12 @@ def rounded(value: float) -> float:
 
 def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] | None:
     """The difference ``one`` − ``other`` in each domain, and its mean with an interval; ``None`` where a case
-    has no score.
+    has no score. Of more seeds than the other row has, the first are used.
 
     ``low`` and ``high`` are ``None`` with fewer than three folds.
     """
-    means = [_domain_means(row) for row in (one, other)]
+    seeds = min(len(about["values"]) for row in (one, other) for about in row["domains"].values())
+    means = [_domain_means(row, seeds) for row in (one, other)]
     values = {n: a - b for n, a in means[0].items() if a is not None and (b := means[1].get(n)) is not None}
     if not values or len(values) < len(means[0]):
         return None
@@ -138,8 +139,8 @@ def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] |
     return {"values": values, "mean": interval.mean, **ends, "level": level}
 
 
-def _domain_means(row: Row) -> dict[str, float | None]:
-    every = {name: about["values"] for name, about in row["domains"].items()}
+def _domain_means(row: Row, seeds: int | None = None) -> dict[str, float | None]:
+    every = {name: about["values"][:seeds] for name, about in row["domains"].items()}
     return {name: None if None in values else statistics.fmean(values) for name, values in every.items()}
 
 
@@ -162,8 +163,8 @@ class Scores:
     """(domains,): the fold of each, numbered from 0."""
     complexity: NDArray[np.int64]
     """(rows,)."""
-    allowed: NDArray[np.bool_]
-    """(rows,): whether a row may be used; others only count."""
+    tried: int
+    """Number of rows, with those that left a race."""
     majority: Array | None = None
     """(domains,): the scores of a constant prediction."""
 
@@ -176,7 +177,7 @@ class Scores:
         kept = self.folds != fold
         majority = None if self.majority is None else self.majority[kept]
         folds = self.folds[kept] - (self.folds[kept] > fold)
-        return Scores(self.values[:, kept], folds, self.complexity, self.allowed, majority)
+        return Scores(self.values[:, kept], folds, self.complexity, self.tried, majority)
 
     def differences(self) -> tuple[Array, Array]:
         """The mean difference of each row to each other one and its standard error, as in
@@ -188,47 +189,44 @@ class Scores:
 
     def limit(self, folds: int) -> float:
         """The t statistic that differences to the other rows exceed by chance, in one table of ten."""
-        return t_limit(1 - 2 * CHANCE / max(len(self.values) - 1, 1), folds - 1)
+        return t_limit(1 - 2 * CHANCE / max(self.tried - 1, 1), folds - 1)
 
     def detectable(self, folds: int) -> float:
         """The difference that exceeds :meth:`limit` with 80 % power, in standard errors."""
         return self.limit(folds) + t_limit(2 * POWER - 1, folds - 1)
 
     def useful(self) -> NDArray[np.bool_]:
-        """(rows,): may be used, and beat the majority class on average."""
+        """(rows,): whether they beat the majority class on average."""
         if self.majority is None:
-            return self.allowed
-        return self.allowed & (np.round((self.values - self.majority).mean(1), 12) > 0)
+            return np.ones(len(self.values), bool)
+        return np.round((self.values - self.majority).mean(1), 12) > 0
 
     def simplest_first(self) -> Array:
         """Numbers of rows, of equally complex ones the better first."""
         return np.lexsort((-np.round(self.values.mean(1), 12), self.complexity))
 
 
-def choose(scores: Scores) -> tuple[int | None, NDArray[np.bool_]]:
-    """The row to use by the rule, ``None`` where none beats the majority class on average; and which rows are
-    worth further seeds: those that no simpler one beats on average, and none by more than chance."""
+def choose(scores: Scores) -> int | None:
+    """The number of the row to use by the rule; ``None`` where none beats the majority class on average."""
     gap, se = scores.differences()
     beats = gap > scores.limit(scores.count) * se
     simpler = scores.complexity[:, None] < scores.complexity
-    behind = np.any((gap > 0) & simpler, axis=0)
-    useful = scores.useful()
-    possible = useful & ~beats.any(0) & ~behind
+    behind, useful = np.any((gap > 0) & simpler, axis=0), scores.useful()
     order = [int(row) for row in scores.simplest_first() if useful[row]]
     if not order:
-        return None, possible
+        return None
     first = order[0]
     for row in order:
-        if possible[row] and (row == first or beats[row, first]):
-            return row, possible
-    return max([row for row in order if not behind[row]] or [first], key=lambda r: gap[r, 0]), possible
+        if not behind[row] and not beats[:, row].any() and (row == first or beats[row, first]):
+            return row
+    return max([row for row in order if not behind[row]] or [first], key=lambda r: gap[r, 0])
 
 
 def cross_fitted(scores: Scores, row: int) -> Array:
     """The score in each domain of the row that is chosen without its fold; of ``row`` if none is."""
     values = np.empty(len(scores.folds))
     for fold in range(scores.count):
-        found, own = choose(scores.without(fold))[0], scores.folds == fold
+        found, own = choose(scores.without(fold)), scores.folds == fold
         values[own] = scores.values[row if found is None else found, own]
     return values
 
@@ -238,7 +236,7 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
 
     Args:
         rows: rows with ``algorithm``, ``control`` (never recommended), ``rank`` (``None`` where scores are
-            missing) and ``domains``; those with ``dropped`` left a race early: they count, but are not used.
+            missing) and ``domains``; in a race also ``left``, see :func:`leaving`: these rows only count.
         lower: whether lower scores are better.
     """
     usable = [row for row in rows if row["rank"] is not None and not row["control"]]
@@ -248,9 +246,9 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     names, means, useful = [row["algorithm"] for row in usable], scores.values.mean(1), scores.useful()
     order = sorted(map(int, scores.simplest_first()), key=lambda n: not useful[n])
     few = scores.count < LEAST_DOMAINS
-    chosen = None if few else choose(scores)[0]
+    chosen = None if few else choose(scores)
     row = order[0] if chosen is None else chosen
-    about: dict[str, Any] = {"nearest": names[row], "simplest": names[order[0]], "rows": len(usable)}
+    about: dict[str, Any] = {"nearest": names[row], "simplest": names[order[0]], "rows": scores.tried}
     about |= {"domains": len(scores.folds), "folds": scores.count, "average": sign * float(means[row])}
     if few:
         return Recommendation(None, "few", tied=(), expected=about["average"], **about)
@@ -263,43 +261,96 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     near = [
         n for n in order if n != row and useful[n] and gap[row, n] <= scores.limit(scores.count) * se[row, n]
     ]
-    simpler = any(scores.complexity[n] < scores.complexity[row] for n in near)
-    state: Any = "tied" if near and not simpler else "use"
+    state: Any = "use"
     if scores.majority is not None:
         about["majority"] = difference(baselines.MAJORITY, scores.majority)
         gain = mean_interval(scores.values[row] - scores.majority, scores.folds)
         needed = t_limit(1 - 2 * CHANCE_OF_MAJORITY, scores.count - 1) * (gain.se or 0.0)
         state = state if rounded(gain.mean) > needed else "majority"
-    expected = sign * float(means[row] + cross_fitted(scores, row).mean()) / 2
+    expected = sign * (float(means[row]) - _optimism(usable[row], rows, lower) / 2)
     share = str((usable[row].get("average") or {}).get("metric")).endswith(SHARES)
     lowest, highest = 0.0 if lower or share else -math.inf, 1.0 if share else math.inf
     for name, reach in zip(("mean", "new_domain"), _reaches(usable[row], scores, row), strict=True):
         about[name] = max(expected - reach, lowest), min(expected + reach, highest)
-    reference = names.index(BASELINE) if BASELINE in names and names[row] != BASELINE else order[0]
-    if reference != row:
-        about["reference"] = difference(names[reference], scores.values[reference])
+    other = _reference(names[row], rows)
+    if other is not None and (found := over_domains(usable[row], other)) is not None:
+        about["reference"] = Difference(other["algorithm"], *(found[n] for n in ("mean", "low", "high")))
     if others := [n for n in range(len(usable)) if n != row]:
         best = max(others, key=lambda n: means[n])
         about["alternative"] = difference(names[best], scores.values[best])
         about["detectable"] = scores.detectable(scores.count) * float(np.median(se[row, others])) or None
         about["domains_needed"] = _domains_needed(scores, abs(gap[row, best]), se[row, best])
-    tied = tuple(names[n] for n in near)
-    return Recommendation(
-        None if state == "majority" else names[row], state, tied=tied, expected=expected, **about
-    )
+    tied = [names[n] for n in near]
+    tied += [r["algorithm"] for r in rows if r.get("left") == "average" and not r["control"]]
+    tied.sort(key=complexity)
+    if state == "use" and tied and complexity(tied[0]) >= complexity(names[row]):
+        state = "tied"
+    recommended = None if state == "majority" else names[row]
+    return Recommendation(recommended, state, tied=tuple(tied), expected=expected, **about)
 
 
-def _scores(usable: Sequence[Row], rows: Sequence[Row], lower: bool) -> Scores:
+def _optimism(row: Row, rows: Sequence[Row], lower: bool) -> float:
+    """By how much the average of a row exceeds its cross-fitted score, with the seeds that all rows have."""
+    every = [r for r in rows if not r["control"] and None not in _domain_means(r).values()]
+    seeds = min(len(about["values"]) for r in every for about in r["domains"].values())
+    scores, number = _scores(every, rows, lower, seeds), every.index(row)
+    return float(scores.values[number].mean() - cross_fitted(scores, number).mean())
+
+
+def _reference(name: str, rows: Sequence[Row]) -> Row | None:
+    """The row of ERM; for ERM the simplest other one."""
+    others = [row for row in rows if row["algorithm"] != name and not row["control"]]
+    erm = [row for row in others if row["algorithm"] == BASELINE]
+    return min(erm or others, key=lambda row: complexity(row["algorithm"]), default=None)
+
+
+def leaving(rows: Sequence[Row], lower: bool) -> dict[str, tuple[str, str]]:
+    """Rows of a race that are not worth further seeds, each with the row that beats it and how:
+
+    - ``majority``: the majority class is better on average;
+    - ``chance``: a row is better by more than chance;
+    - ``average``: the row that is recommended is better on average, or a simpler one by one standard error.
+
+    Where the majority class is better than all, the best row stays. With fewer than three folds nothing can
+    be concluded, and no row leaves.
+    """
+    usable = [row for row in rows if row["rank"] is not None and not row["control"]]
+    if not usable or (scores := _scores(usable, rows, lower)).count < LEAST_DOMAINS:
+        return {}
+    (gap, se), chosen = scores.differences(), choose(scores)
+    if chosen is None:
+        chosen = int(np.argmax(gap[:, 0]))
+    beaten = {"chance": gap > scores.limit(scores.count) * se}
+    simpler = scores.complexity[:, None] < scores.complexity
+    beaten["average"] = (gap > 0) & ((gap > se) & simpler | (np.arange(len(gap)) == chosen)[:, None])
+    left = dict[str, tuple[str, str]]()
+    for n, (row, useful) in enumerate(zip(usable, scores.useful(), strict=True)):
+        how = next((how for how, by in beaten.items() if by[:, n].any()), None)
+        if n == chosen:
+            continue
+        if not useful:
+            left[row["algorithm"]] = baselines.MAJORITY, "majority"
+        elif how is not None:
+            by = int(np.argmax(np.where(beaten[how][:, n], gap[:, n], -np.inf)))
+            left[row["algorithm"]] = usable[by]["algorithm"], how
+    return left
+
+
+def _scores(usable: Sequence[Row], rows: Sequence[Row], lower: bool, seeds: int | None = None) -> Scores:
+    """The scores of usable rows, and the majority's of all rows; with the first seeds."""
+
     def values(row: Row) -> Array:
-        return (-1.0 if lower else 1.0) * np.array([*_domain_means(row).values()], float)
+        return (-1.0 if lower else 1.0) * np.array([*_domain_means(row, seeds).values()], float)
 
     constant = [values(r) for r in rows if r["algorithm"] == baselines.MAJORITY and r["rank"] is not None]
+    names = [row["algorithm"] for row in usable]
+    away = sum(bool(r.get("left")) and not r["control"] and r["algorithm"] not in names for r in rows)
     folds = _folds(usable[0])
     return Scores(
         np.stack([values(row) for row in usable]),
         codes_of(folds, len(folds)),
-        np.array([complexity(row["algorithm"]) for row in usable]),
-        np.array([not row.get("dropped") for row in usable]),
+        np.array([complexity(name) for name in names]),
+        len(usable) + away,
         constant[0] if constant else None,
     )
 

@@ -29,7 +29,6 @@ from shoal.experiments.config import RunConfig, check_same_run
 from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
-from shoal.files import open_regular
 from shoal.models import build, lora
 from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
@@ -279,7 +278,7 @@ def first_weights(config: RunConfig, model: nn.Module) -> dict[str, str]:
     """Which weights the training began with: timm's by their full name, or a file and its SHA-256."""
     found = getattr(model, "weights", "")
     if config.weights:
-        with suppress(OSError), open_regular(config.weights) as file:
+        with suppress(OSError), open(config.weights, "rb") as file:
             found = f"{Path(config.weights).name}, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
     return {"weights": found} if found else {}
 

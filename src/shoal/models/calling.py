@@ -20,6 +20,8 @@ def arguments(model: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     its parameters, as with a tokenizer's output and a model of transformers. A tuple or list is spread over
     the parameters where ``forward`` needs more than one.
     """
+    if isinstance(x, Tensor):
+        return (x,), {}
     names, needed = _parameters(type(base_model(unwrapped(model))).forward)
     if isinstance(x, Mapping) and x and len(names) > 1 and names.issuperset(x):
         return (), dict(x)

@@ -17,6 +17,8 @@ from shoal.terminal import in_markdown
 
 Result = Mapping[str, Any]
 """Of :func:`shoal.experiments.compare.results`."""
+IMBALANCED = 0.8
+"""Accuracy of a constant prediction from which another metric is suggested."""
 WIDEST, MOST_COLUMNS = 40, 20
 """Characters of a domain's name in a terminal, and domains with a column there; files have all."""
 COLUMNS = (
@@ -80,6 +82,7 @@ def recommended(result: Result) -> list[str]:
     if about is None:
         return []
     percent, points = (" %", " percentage points") if metric == "accuracy" else ("", "")
+    caution = "".join(f"Caution: {line}. " for line in cautions(result))
     domains, nearest = about["domains"], _described(about["nearest"])
     worst = next(row["worst"] for row in result["rows"] if row["algorithm"] == about["nearest"])
 
@@ -92,19 +95,19 @@ def recommended(result: Result) -> list[str]:
 
     if about["state"] == "few":
         least = "at least three, held out in three groups, are needed"
-        first = f"No recommendation: {many(domains, 'held-out domain')}; {least}."
-        return [first, clean(f"Start with {nearest}, the simplest algorithm.")]
+        first = f"{caution}No recommendation: {many(domains, 'held-out domain')}; {least}."
+        return [clean(first), clean(f"Start with {nearest}, the simplest algorithm.")]
     if about["state"] == "majority":
         why = "is not shown to beat a constant prediction (the majority baseline)"
-        return [clean(f"No recommendation: {nearest} {why}: {gap(about['majority'])}.")]
+        return [clean(f"{caution}No recommendation: {nearest} {why}: {gap(about['majority'])}.")]
     first = f"Use {nearest}"
     if about["state"] == "tied":
         names = listed([about["row"], *about["tied"]])
         first = f"Tied: {names} cannot be told apart on {domains} domains. {first}, the simplest"
     best, reference, least = about["alternative"], about["reference"], about["detectable"]
-    others = [other for other in (reference, best) if other and (other is best or other["to"] != best["to"])]
+    others = [*{other["to"]: other for other in (reference, best) if other}.values()]
     lines = [
-        f"{first}.",
+        f"{caution}{first}.",
         f"Expect {metric} {number(about['expected'], metric)}{percent} on a new domain: "
         f"{ends(*about['mean'])} on average, {ends(*about['new_domain'])} in a single one (95 % intervals "
         f"from {domains} held-out domains, of which the worst had {number(worst['mean'], metric)}{percent} "
@@ -117,6 +120,18 @@ def recommended(result: Result) -> list[str]:
         below = f"differences below {number(least, metric)}{points} usually go unnoticed"
         lines.append(f"With {domains} domains, {below}{more}.")
     return [clean(line) for line in lines]
+
+
+def cautions(result: Result) -> list[str]:
+    """What makes a recommendation doubtful, whatever the scores: leakage, impossible classes, imbalance."""
+    lines = list(result.get("cautions", ()))
+    shares = [row["average"]["mean"] for row in result["rows"] if row["algorithm"] == "majority"]
+    if result["metric"] == "accuracy" and shares and (shares[0] or 0.0) >= IMBALANCED:
+        lines.append(
+            f"a constant prediction is correct in {number(shares[0], 'accuracy')} %, so that accuracy says "
+            "little; compare by --metric AUC or 'macro recall', which count all classes alike"
+        )
+    return lines
 
 
 def _described(name: str) -> str:
@@ -137,9 +152,14 @@ def protocol(result: Result) -> list[str]:
     metric, seeds, search = result["metric"] or "score", len(result["seeds"]), result["search"]
     better = "lower is better" if result["lower_is_better"] else "higher is better"
     unit = "in percent" if metric == "accuracy" else f"({better})"
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"only seed {result['seeds'][0]}"
+    race = result.get("race") or {}
+    most = "up to " * bool(race.get("left"))
+    over = f"mean ± standard deviation over {most}{seeds} seeds"
+    over = over if seeds > 1 else f"only seed {result['seeds'][0]}"
     trials = (
-        f"the defaults and {many(search - 1, 'trial')} of random search" if search > 1 else "the defaults"
+        f"the defaults and {most}{many(search - 1, 'trial')} of random search"
+        if search > 1
+        else "the defaults"
     )
     folds, fits = result.get("folds"), result.get("baseline_fits", 0)
     runs = f"{result['runs'] - result['runs_missing'] - fits:,} runs of {result['steps']:,} steps"
@@ -153,11 +173,47 @@ def protocol(result: Result) -> list[str]:
         f"with the best validation {metric} on the training domains.",
         f"Domains were held out in {folds} groups; each domain is scored separately." if folds else "",
         f"{runs}{on}{baselines}, {duration(result['seconds'])} of training.",
+        *_race(race),
         f"{interval}Student's t, not corrected for several rows." if has_intervals(result) else "",
         f"{units[:1].upper()}{units[1:]}." if (units := result.get("units")) else "",
         f"Controls (never recommended): {', '.join(controls)}." if controls else "",
     ]
     return [clean(line) for line in lines if line]
+
+
+HOW = {
+    "majority": "the majority class is better on average",
+    "chance": "{by} is better by more than chance",
+    "average": "{by} is better on average",
+    "incomplete": "scores are missing",
+    "control": "with {by}",
+}
+"""How a row leaves a race."""
+
+
+def _race(race: Mapping[str, Any]) -> list[str]:
+    """The stages of a race, and which rows left it when and why."""
+    if not race:
+        return []
+    done, stages, left = race["done"], race["stages"], race["left"]
+    lines = []
+    if done < len(stages):
+        why = {"budget": ": the time budget was used up", "interrupted": ": it was interrupted"}
+        lines.append(
+            f"The comparison ended after stage {done} ({stages[done - 1]}) of {len(stages)}"
+            f"{why.get(race['ended'], '')}; the same call continues."
+        )
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name, about in left.items():
+        key = about["stage"], HOW[about["how"]].format(by=about["by"])
+        groups.setdefault(key, []).append(name)
+    parts = [f"{listed(names)} after stage {stage} ({why})" for (stage, why), names in groups.items()]
+    if parts:
+        lines.append(
+            "Left the race, with the scores of fewer seeds and trials and so without a rank: "
+            f"{'; '.join(parts)}. A full comparison: --exhaustive."
+        )
+    return lines
 
 
 def notes(result: Result) -> list[str]:
@@ -181,7 +237,7 @@ def notes(result: Result) -> list[str]:
     if missing := result["missing"]:
         count = f"{result['runs_missing']:,} of {result['runs']:,} runs are missing"
         lines.append(f"{count}: {listed(missing, '; ')}.")
-    if any(row["rank"] is None for row in result["rows"]):
+    if any(row["rank"] is None and not row["left"] for row in result["rows"]):
         lines.append("Algorithms without a score in every case have no rank.")
     return [clean(line) for line in lines]
 

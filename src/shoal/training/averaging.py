@@ -49,9 +49,6 @@ class _Mean:
     def clone(self) -> _Mean:
         return replace(self, tensors=[t.clone() for t in self.tensors])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "tensors": [t.to("cpu", copy=True) for t in self.tensors]}
-
 
 def _restored(state: Mapping[str, Any] | None, params: Sequence[Tensor]) -> Any:
     """A saved mean, where the parameters are and laid out in memory as they are."""
@@ -116,8 +113,8 @@ class SMA:
         return None if self._mean is None else (self._mean.first, self._mean.last)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to resume, as copies on the CPU."""
-        return {"mean": self._mean and self._mean.state_dict()}
+        """All that is needed to resume; its tensors change with the next step."""
+        return {"mean": self._mean and vars(self._mean)}
 
     def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
         """Resumes from a saved state; ``params`` are the trained parameters."""
@@ -179,8 +176,7 @@ class OnlineSMA(SMA):
             self.buffers = [b.clone() for b in own]
 
     def state_dict(self) -> dict[str, Any]:
-        buffers = None if self.buffers is None else [b.to("cpu", copy=True) for b in self.buffers]
-        return {**super().state_dict(), "buffers": buffers}
+        return {**super().state_dict(), "buffers": self.buffers}
 
     def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
         super().load_state_dict(state, params)
@@ -208,8 +204,8 @@ class SWAD(SMA):
     - At the end, unless averaging has ended: those of Q after the first, up to the last one within the limit.
     - If there is no s: the last segment alone.
 
-    A loss that is not finite is over any limit and left out of the mean loss. (In the released program NaN
-    counts as the lowest loss, and averaging that starts there never ends.)
+    A loss that is not finite is over any limit and left out of the mean loss (in the released program NaN
+    counts as the lowest loss).
     """
 
     running = False
@@ -294,7 +290,7 @@ class SWAD(SMA):
         return (min(p.first for p in parts), max(p.last for p in parts)) if parts else None
 
     def state_dict(self) -> dict[str, Any]:
-        segment, queue = self._segment and self._segment.state_dict(), [s.state_dict() for s in self._queue]
+        segment, queue = self._segment and vars(self._segment), [vars(s) for s in self._queue]
         own = {"segment": segment, "queue": queue, "limit": self.limit, "from": self._from}
         return {**super().state_dict(), **own, "done": self.done}
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.batch import MetaBatch
+from shoal.data.loader import Draw
 from shoal.errors import InputError
 from shoal.training.evaluate import Scores
 from shoal.training.stopping import Diverged
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from shoal.data.batch import MetaBatch
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,34 @@ class State:
     seconds: float = 0.0
     losses: Tensor | None = None
     """One per domain of the newest step, on the device: to read it is to wait for the step."""
-    batch: MetaBatch | None = None
-    """The data of the step, in ``before_step`` and ``on_step``."""
+    draw: Draw | None = None
+    """Which examples in memory the step takes, if it takes those."""
+    gather: Callable[[Draw], MetaBatch] | None = None
     line: Mapping[str, Any] = field(default_factory=dict)
     """The newest line of the log."""
     note: str = ""
     history: list[Point] = field(default_factory=list)
+
+    _batch: MetaBatch | None = None
+
+    @property
+    def batch(self) -> MetaBatch | None:
+        """The data of the step, in ``before_step`` and ``on_step``; gathered when it is first asked for."""
+        if self._batch is None and self.draw is not None and self.gather is not None:
+            self._batch = self.gather(self.draw)
+        return self._batch
+
+    def take(self, given: MetaBatch | Draw) -> None:
+        """Notes the data of the next step."""
+        self.draw, self._batch = (None, given) if isinstance(given, MetaBatch) else (given, None)
+
+    @property
+    def ids(self) -> Tensor:
+        """The domain of each block of the step, (S,)."""
+        if self._batch is None and self.draw is not None:
+            return self.draw.ids
+        assert self._batch is not None
+        return self._batch.ids
 
     @property
     def point(self) -> Point:
@@ -146,9 +169,9 @@ class Callbacks:
     def __call__(self, event: str, state: State, failing: bool = False) -> None:
         """While ``failing`` with an error, another one is not raised."""
         if event not in self._called:
-            base: Callable[..., Any] = getattr(Callback, event)
-            every = [*self.ours, *self.own]
-            self._called[event] = [c for c in every if getattr(type(c), event, None) is not base]
+            base, every = getattr(Callback, event), [*self.ours, *self.own]
+            overridden = [c for c in every if getattr(getattr(c, event), "__func__", None) is not base]
+            self._called[event] = overridden
         for callback in self._called[event]:
             try:
                 getattr(callback, event)(state)

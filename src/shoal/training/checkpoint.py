@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from shoal.errors import InputError
-from shoal.files import check_regular, read_bytes, write_atomically
+from shoal.files import write_atomically
 
 KEPT = 2
 """Checkpoints that a run keeps."""
@@ -54,7 +54,7 @@ class Checkpoints:
         damaged: list[str] = []
         for path in self._files():
             try:
-                content = read_bytes(path, None)
+                content = path.read_bytes()
                 if _checksum(content) not in path.name:
                     raise InputError("its content has changed since it was written (the checksum differs)")
                 found = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
@@ -117,7 +117,6 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         if path.is_dir():
             raise InputError(f"weights: {path} is a folder; specify the file in it.")
-        check_regular(path)
         content = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"weights: there is no file {path}.") from None

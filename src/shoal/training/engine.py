@@ -79,7 +79,7 @@ class Engine:
         self._norms = []
         log = _checked(self.algorithm, self.algorithm.step(batch, self, step))
         if self._norms:
-            log["norm"] = torch.stack(self._norms).mean()
+            log["norm"] = self._norms[0] if len(self._norms) == 1 else torch.stack(self._norms).mean()
         if self.processes.count > 1:
             floating = [b for b in self.algorithm.model.buffers() if b.is_floating_point()]
             with torch.no_grad():
@@ -108,33 +108,34 @@ class Engine:
     def mean_gradient(
         self, batch: MetaBatch, objective: Objective | None = None, forward: Forward | None = None
     ) -> tuple[Gradient, Log]:
+        if self.accumulate == 1 and self.processes.count == 1:
+            return self._whole_gradient(batch, objective or self._mean_loss, forward)
         pieces = batch.pieces(self.accumulate)
         total: Gradient = []
         log: Log = {}
         for piece, scale in zip(pieces, self._scales(batch, pieces), strict=True):
-            loss, part, extra = self._loss(piece, objective or partial(self._mean_loss, scale), forward)
+            loss, part, extra = self._loss(piece, objective or partial(self._mean_loss, scale=scale), forward)
             fraction = len(piece) / len(batch)
-            if objective is not None and scale is not None:
+            if objective is not None:
                 loss = loss * (fraction * self.share)
             if extra is not None:
                 loss = loss + extra * (fraction * self.share)
             found = gradient(loss, self.params)
-            if scale is not None:
-                part = {k: v * fraction for k, v in part.items()}
-            log = {k: log[k] + v for k, v in part.items()} if log else part
+            log = {k: log.get(k, 0.0) + v * fraction for k, v in part.items()}
             total = list(torch._foreach_add(total, found)) if total else found
             del loss, found  # the graph, before the next one is made
         return self.processes.sum(total), log
 
-    def _mean_loss(self, scale: Tensor | None, out: Outputs) -> tuple[Tensor, Log]:
+    def _mean_loss(self, out: Outputs, scale: Tensor | None = None) -> tuple[Tensor, Log]:
+        if scale is None and len(out.batch.sizes) == 1:
+            loss = self.algorithm.mean_loss(out)
+            return loss, {"losses": loss.detach().reshape(1)}
         losses = self.algorithm.losses(out)
         loss = losses.mean() if scale is None else (losses * scale).mean()
         return loss, {"losses": losses.detach()}
 
-    def _scales(self, batch: MetaBatch, pieces: Sequence[MetaBatch]) -> Sequence[Tensor | None]:
+    def _scales(self, batch: MetaBatch, pieces: Sequence[MetaBatch]) -> list[Tensor]:
         """By what the mean loss of each block of each piece counts in that of the whole block."""
-        if len(pieces) == 1 and self.processes.count == 1:
-            return [None]
         terms = self.algorithm.terms
         if terms is None or (terms.plain and batch.weight is None):
             sizes = batch.y.new_tensor([piece.sizes for piece in pieces], dtype=self.params[0].dtype)
@@ -149,8 +150,7 @@ class Engine:
         if self.accumulate > 1:
             raise InputError(cannot_accumulate(self.algorithm, self.accumulate))
         if self.processes.count == 1:
-            loss, log, extra = self._loss(batch, objective)
-            return gradient(loss if extra is None else loss + extra, self.params), log
+            return self._whole_gradient(batch, objective)
         with self._collecting():
             out = self.forward(batch)
         whole, inputs = self._gathered(out)
@@ -168,6 +168,12 @@ class Engine:
         )
         total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
         return self.processes.sum(total), log
+
+    def _whole_gradient(
+        self, batch: MetaBatch, objective: Objective, forward: Forward | None = None
+    ) -> tuple[Gradient, Log]:
+        loss, log, extra = self._loss(batch, objective, forward)
+        return gradient(loss if extra is None else loss + extra, self.params), log
 
     def _loss(
         self, batch: MetaBatch, objective: Objective, forward: Forward | None = None
@@ -223,7 +229,6 @@ class Engine:
             return tensor
         return self.processes.sum([tensor if self.processes.main else torch.zeros_like(tensor)])[0]
 
-    @torch.no_grad()
     def apply(self, gradient: Sequence[Tensor], auxiliary: str | None = None) -> None:
         optimizer = self.optimizer if auxiliary is None else self.auxiliary[auxiliary]
         params, gradients = self.params if auxiliary is None else _parameters(optimizer), list(gradient)

@@ -52,7 +52,7 @@ def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise InputError(f"{str(folder / 'record.json')!r} is damaged: it names a file elsewhere.")
         try:
-            content = files.read_bytes(path, None)
+            content = path.read_bytes()
         except OSError as error:
             raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
         if hashlib.sha256(content).hexdigest() != checksum:
@@ -113,7 +113,7 @@ class RunFolder:
             self._lock.acquire(blocking=False)
             Path(self._lock.lock_file).write_text(f"{os.getpid()} {socket.gethostname()}\n")
         except Timeout:
-            holder = files.read_text(self._lock.lock_file, errors="replace")
+            holder = Path(self._lock.lock_file).read_text(errors="replace")
             pid, _, host = holder.strip().partition(" ")
             who = f"process {pid} on host {host}" if host else "another process"
             raise InputError(

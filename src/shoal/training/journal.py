@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from shoal.errors import InputError
-from shoal.files import dump_yaml, parse_yaml, read_text
+from shoal.files import dump_yaml, read_yaml
 from shoal.training.callbacks import Callback
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.folder import RunFolder
@@ -138,7 +138,7 @@ class Journal:
 
     def begun(self) -> dict[str, Any]:
         """What was run, as it was written down when it began."""
-        return dict(parse_yaml(read_text(self.folder.config)))
+        return dict(read_yaml(self.folder.config))
 
     def finish(
         self,

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.data.batch import MetaBatch
 from shoal.tensors import widest
 from shoal.training.callbacks import Point, State
 from shoal.training.evaluate import class_labels
@@ -68,9 +67,9 @@ class Monitor:
     def begin(self) -> None:
         self._line_began, self._line_step = time.monotonic(), self.state.step
 
-    def add(self, batch: MetaBatch, log: dict[str, Tensor]) -> None:
+    def add(self, log: dict[str, Tensor]) -> None:
         """Keeps the log of a step, to be read later."""
-        self._unread.append((self.state.step, batch.ids, log))
+        self._unread.append((self.state.step, self.state.ids, log))
 
     def read(self) -> None:
         """The one place that waits for the device."""

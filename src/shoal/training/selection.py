@@ -234,15 +234,15 @@ class Selection(Callback):
 
     def _few_evaluations(self) -> str:
         """What is wrong where SWAD could not find an end in so few evaluations."""
-        average, steps, every = self.average, self.setup.options["steps"], self.setup.eval_every
-        count = -(-steps // every)
+        average, steps = self.average, self.setup.options["steps"]
+        count = -(-steps // self.setup.eval_every)
         if not isinstance(average, SWAD) or count >= average.converge + average.tolerate:
             return ""
+        start, end = average.converge, average.converge + average.tolerate
         return (
-            f"average='swad' has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
-            f"eval_every={every:,}). It needs {average.converge} to find a start and "
-            f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
-            f"Set eval_every={max(1, steps // 50)}."
+            f"average='swad' has {count} evaluations (steps={steps:,}, "
+            f"eval_every={self.setup.eval_every:,}); it needs {start} to find a start and {end} to find an "
+            f"end. Set eval_every={max(1, steps // 50)}."
         )
 
     def _no_start(self) -> str:
@@ -250,12 +250,10 @@ class Selection(Callback):
         average, count = self.average, len(self.state.history)
         if not isinstance(average, SWAD) or average.started or self.final is None or average.span is None:
             return ""
-        first, last = average.span
         return (
-            f"swad found no start in {count:,} evaluation{'s' * (count != 1)}: none was followed by "
-            f"{average.converge - 1} without a lower validation loss. The result is the mean over steps "
-            f"{first:,} to {last:,}, those since the last evaluation but one. Train for longer, or set "
-            "a smaller eval_every."
+            f"swad found no start in {count:,} evaluations: none was followed by {average.converge - 1} "
+            f"without a lower validation loss. The result is the mean over steps {average.span[0]:,} to "
+            f"{average.span[1]:,}. Train for longer, or set a smaller eval_every."
         )
 
     # Saving

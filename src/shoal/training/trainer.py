@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.data.batch import MetaBatch
-from shoal.data.loader import seed_all
+from shoal.data.batch import InMemory, MetaBatch
+from shoal.data.loader import Draw, seed_all
 from shoal.data.sampler import key
 from shoal.errors import InputError
 from shoal.options import TrainingOptions, declared
@@ -114,8 +114,9 @@ class Trainer:
             self.callbacks("on_start", state)
             self.setup.train_mode()
             loader = self.setup.loader(self.setup.sampler, state.step, options["steps"])
+            state.gather = loader.gather
             with closing(loader):
-                self._loop(iter(loader))
+                self._loop(loader.draws() if isinstance(self.setup.examples, InMemory) else iter(loader))
             self.selection.finish()
             state.seconds = self._seconds_now()
         except BaseException:
@@ -123,7 +124,7 @@ class Trainer:
             raise
         self.callbacks("on_end", state)
 
-    def _loop(self, batches: Iterator[MetaBatch]) -> None:
+    def _loop(self, batches: Iterator[MetaBatch | Draw]) -> None:
         state, chunk = self.state, 1
         while not self.finished:
             began, first = time.monotonic(), state.step
@@ -143,7 +144,7 @@ class Trainer:
             chunk = max(1, min(LONGEST, int(pace * SECONDS)))
             chunk = self._checkpoint_if_due(evaluated, chunk)
 
-    def _advance(self, batches: Iterator[MetaBatch], stop: int) -> None:
+    def _advance(self, batches: Iterator[MetaBatch | Draw], stop: int) -> None:
         """To step ``stop``, or after a signal to the next step."""
         setup, state = self.setup, self.state
         first, alone = state.step, setup.processes.count == 1
@@ -151,13 +152,12 @@ class Trainer:
         for seed in seeds:
             if self.signals.asked and alone and state.step > first:
                 return
-            batch = next(batches)
+            state.take(next(batches))
             # Random numbers are a function of the step, so that nothing of them has to be remembered.
             seed_all(seed, setup.device)
-            state.batch = batch
             self.callbacks("before_step", state)
-            log = self.steps(batch, state.step, seed)
-            self.monitor.add(batch, log)
+            log = self.steps(state, seed)
+            self.monitor.add(log)
             state.step += 1
             state.losses = log["losses"]
             if setup.schedule is not None:
