@@ -14,9 +14,9 @@ from torch import nn
 from typing_extensions import Unpack
 
 from shoal.algorithms import Algorithm, Loss
+from shoal.data.arrays import read_examples, warn_of
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.examples import understand, warn_of
 from shoal.errors import InputError, unknown_name
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import PYTHON, RunRecord
@@ -367,7 +367,7 @@ def as_domain_data(
         sets |= {f"{split}: {name}": dataset for name, dataset in named.items()}
     # With a loss of their own, users have said what floating targets are.
     terms = find_terms(loss) if loss is not None else None
-    found = understand(
+    found = read_examples(
         sets,
         task=task,
         classes=classes,

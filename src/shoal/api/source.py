@@ -194,20 +194,18 @@ def _in_memory(data: Any, given: dict[str, Any]) -> Table:
 
     Columns that pandas has as categories are categories, whatever they look like.
     """
-    from shoal.data.own import _hf_column, _hf_rows
+    from shoal.data.hub import as_mapping, image_columns, is_hf
     from shoal.data.reading import as_table
 
     if isinstance(data, (tuple, list)):
         data = _arrays(data, given)
-    elif hasattr(data, "features") or (
-        isinstance(data, Mapping) and any(hasattr(part, "features") for part in data.values())
-    ):
-        names = _hf_rows(data)
-        if images := [n for n in names if type(data.features[n]).__name__ == "Image"]:
+    elif is_hf(data):
+        columns = as_mapping(data)
+        if images := image_columns(data):
             raise InputError(
                 f"column {images[0]!r} contains images; save them as folder/domain/class instead."
             )
-        data = {name: _hf_column(data, name) for name in names}
+        data = columns
     table = as_table(data)
     dtypes = getattr(data, "dtypes", {})
     kinds = {str(name): "categorical" for name, kind in dtypes.items() if str(kind) == "category"}

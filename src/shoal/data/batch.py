@@ -223,14 +223,15 @@ class TensorData(InMemory):
     """Examples in memory as tensors; a batch is gathered with one indexing operation, on their device.
 
     Args:
-        x: inputs (n, …).
+        x: inputs (n, …), or a nested structure (list, tuple, dict) of them.
         y: labels (n, …).
         weight: sample weights (n,).
     """
 
-    def __init__(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
-        if len(x) != len(y):
-            raise InputError(f"x has {len(x)} examples and y has {len(y)}; the lengths must be equal.")
+    def __init__(self, x: Any, y: Tensor, weight: Tensor | None = None) -> None:
+        for part in leaves(x):
+            if len(part) != len(y):
+                raise InputError(f"x has {len(part)} examples and y has {len(y)}; the lengths must be equal.")
         if weight is not None and weight.shape != (len(y),):
             raise InputError(f"sample weights have shape {tuple(weight.shape)}; they must be ({len(y)},).")
         self.x = x
@@ -240,8 +241,8 @@ class TensorData(InMemory):
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
-        pair = self.x[index], self.y[index]
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        pair = cut(self.x, index), self.y[index]
         return pair if self.weight is None else (*pair, self.weight[index])
 
     def batch(self, indices: Tensor) -> tuple[Any, ...]:
@@ -258,7 +259,7 @@ class TensorData(InMemory):
         if self.device == torch.device(device):
             return self
         weight = None if self.weight is None else self.weight.to(device)
-        return type(self)(self.x.to(device), self.y.to(device), weight)
+        return type(self)(map_nest(lambda part: part.to(device), self.x), self.y.to(device), weight)
 
 
 def evaluation_view(examples: Dataset[Any]) -> Dataset[Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.data.batch import TensorData, leaves
+from shoal.data.batch import TensorData, known_labels, leaves
 from shoal.data.domains import Domains
 from shoal.errors import InputError, shown
 
@@ -27,30 +27,30 @@ def check_examples(
 ) -> None:
     """Refuse indices beyond the dataset, features that are not finite, and labels that cannot be.
 
-    A dataset with tensors ``x`` and ``y`` is looked at whole; of any other the first example of up to
-    ``sample`` domains is, and the labels that it knows: ``seen``, indices and classes. Only examples that are
-    in some domain count. ``classes`` is ``None`` for regression; labels that are ``ignored`` may be there.
+    A :class:`TensorData` is looked at whole; of any other the first example of up to ``sample`` domains is,
+    and the labels that it knows. Only examples that are in some domain count. ``classes`` is ``None`` for
+    regression; labels that are ``ignored`` may be there.
     """
     count = len(dataset)  # type: ignore[arg-type]
     if (top := int(domains.indices.max())) >= count:
         name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
         raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
-    x, y = (getattr(dataset, name, None) if isinstance(dataset, TensorData) else None for name in "xy")
-    if isinstance(x, Tensor) and isinstance(y, Tensor):
+    if isinstance(dataset, TensorData):
+        y = dataset.y
         if classes is None and not y.is_floating_point():
             raise InputError(f"targets are {y.dtype}; for regression they must be floating: y.float().")
-        _refuse(_not_finite(x), domains, "a feature that is", x)
+        for x in leaves(dataset.x):
+            _refuse(_not_finite(x), domains, "a feature that is", x)
         if classes is None:
             _refuse(_not_finite(y), domains, "a target that is", y)
         else:
             wrong, what = _wrong_labels(y, classes, ignored)
             _refuse(wrong, domains, what)
         return
-    seen = getattr(dataset, "seen", None)
-    if seen is not None and classes is not None and len(seen[0]):
-        wrong, what = _wrong_labels(torch.as_tensor(seen[1]), classes, ignored)
-        rows = np.zeros(count, dtype=bool)
-        rows[seen[0]] = wrong
+    known = known_labels(dataset)
+    if known is not None and classes is not None and (rows := known != -1).any():
+        wrong, what = _wrong_labels(torch.as_tensor(known[rows]), classes, ignored)
+        rows[rows] = wrong
         _refuse(rows, domains, what)
     for d in range(min(len(domains), sample)):
         example = int(domains.indices_of(d)[0])
@@ -94,9 +94,7 @@ def _not_finite(values: Tensor) -> NDArray[np.bool_]:
     return torch.cat(parts).cpu().numpy()
 
 
-def _refuse(
-    wrong: NDArray[np.bool_], domains: Domains, what: str, values: Tensor | None = None
-) -> None:
+def _refuse(wrong: NDArray[np.bool_], domains: Domains, what: str, values: Tensor | None = None) -> None:
     """Refuse the first example of a domain for which ``wrong`` holds."""
     entries = np.flatnonzero(wrong[domains.indices])
     if len(entries):

@@ -347,7 +347,9 @@ def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
         if len(part) == 0:
             raise InputError(f"domain {name!r} has no examples; remove it.")
     domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})
-    if not all(type(part) is TensorData for part in parts.values()):
+    if len(parts) == 1:
+        return next(iter(parts.values())), domains
+    if not all(type(part) is TensorData and isinstance(part.x, Tensor) for part in parts.values()):
         joined: Any = ConcatDataset(parts.values())
         if all(getattr(part, "collate", None) for part in parts.values()):
             joined.collate = next(iter(parts.values())).collate
@@ -368,8 +370,6 @@ def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
         raise InputError(
             f"domain {without!r} has no sample weights, but other domains have; all or none must have them."
         )
-    if len(tensors) == 1:
-        return tensors[0], domains
     weight = torch.cat(weights) if weights else None
     return TensorData(torch.cat([t.x for t in tensors]), torch.cat([t.y for t in tensors]), weight), domains
 

@@ -1,6 +1,6 @@
-"""Data of your own as :class:`~shoal.data.DomainData`: a table, arrays, a Dataset of torch or Hugging Face.
+"""A table of your own as :class:`~shoal.data.DomainData`.
 
-Each function splits by domain: those named in ``held_out`` are the test split, and a share of every other
+It is split by domain: those named in ``held_out`` are the test split, and a share of every other
 domain is held out for validation. Whatever is fitted (means, categories, words) is fitted to training
 examples alone.
 """
@@ -19,23 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from shoal.data.audit import leaks, near_equal, repeated_rows, report_lines
-from shoal.data.batch import DomainData, Examples, TensorData
+from shoal.data.batch import DomainData, TensorData
 from shoal.data.cells import Format, boolean
 from shoal.data.columns import DROPPED, Hints, categories_of, infer, number_format, quoted, values_of
 from shoal.data.domains import Domains
-from shoal.data.examples import understand, warn_of
-from shoal.data.images import ToTensor, need_pillow
-from shoal.data.images import described as image_inputs
-from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
+from shoal.data.reading import Column, Table, as_table, need_column, number_text
 from shoal.data.splits import split
 from shoal.data.table import Preprocessing
-from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
-from shoal.data.text import described as text_inputs
 from shoal.errors import InputError, TableWarning, check_names, listed
-from shoal.settings import Pixels, checked, shown
+from shoal.settings import checked, shown
 
 SHARE = 0.2
 TASKS = ("classification", "regression")
@@ -235,192 +229,6 @@ def _entities(column: Column, name: str) -> NDArray[Any]:
     if len(names) == len(codes):
         warnings.warn(f"group {name!r} is different in every row, so it has no effect", stacklevel=5)
     return codes
-
-
-@checked
-def from_arrays(
-    x: Any,
-    y: Any,
-    domains: Any,
-    *,
-    held_out: Names = None,
-    task: str | None = None,
-    validation: float = SHARE,
-    seed: int = 0,
-) -> DomainData:
-    """Load examples from NumPy arrays or tensors.
-
-    >>> import numpy as np
-    >>> data = from_arrays(np.zeros((4, 2)), list("abab"), [0, 0, 1, 1], held_out="1", validation=0.5)
-    >>> data.class_names, data.splits["test"].names
-    (('a', 'b'), ('1',))
-
-    Args:
-        x: inputs (n, …), which become float32. They are not scaled: scale them on training examples, or use
-            :func:`from_table`.
-        y: label of each example. Classes may be strings or numbers and are numbered in sorted order
-            (``class_names`` contains the original values); numbers that are not all integers and have more
-            than 20 values are a regression target.
-        domains: domain of each example, an integer or a string.
-        held_out: held-out domains (default: none; train on all domains).
-        task: ``classification`` or ``regression`` (default: inferred from the labels).
-        validation: fraction of each training domain that is held out for validation.
-        seed: random seed of the validation split.
-
-    Returns:
-        The dataset.
-    """
-    inputs = _tensor(x)
-    column = as_column(y, "y")
-    names = _domain_names(domains)
-    if not len(inputs) == len(column) == len(names):
-        raise InputError(
-            f"x has {len(inputs)} examples, y {len(column)} and domains {len(names)}; there must be one "
-            "per example."
-        )
-    if not bool((finite := inputs.isfinite().flatten(1).all(1)).all()):
-        row = int((~finite).nonzero()[0])
-        raise InputError(f"x has a number in example {row} that is not finite; fix or remove it.")
-    target = Labels.read(column, "y", task)
-    splits = split(Domains.from_labels(names), _listed(held_out), validation, seed)
-    values = target.numbers({})
-    return DomainData(
-        examples=TensorData(inputs, torch.from_numpy(values)),
-        splits=splits,
-        classes=target.classes,
-        input_shape=tuple(inputs.shape[1:]),
-        model=MODELS.get(inputs.ndim - 1, ""),
-        notes=_notes(splits, target),
-        measures=("accuracy", "AUC") if target.classes == 2 else (),
-        class_names=target.names,
-    )
-
-
-@checked
-def from_dataset(
-    dataset: Dataset[Any],
-    domains: Any,
-    *,
-    held_out: Names = None,
-    task: str | None = None,
-    classes: int | Sequence[str] | None = None,
-    validation: float = SHARE,
-    seed: int = 0,
-) -> DomainData:
-    """Load examples from a torch ``Dataset`` or a list.
-
-    An example is a pair (x, y) (further elements of a tuple are not used) or a dict with the label under
-    ``label``, ``labels``, ``y``, ``target`` or ``targets`` and the input in the other keys. NumPy arrays
-    become tensors.
-
-    Args:
-        dataset: map-style dataset or list of examples.
-        domains: domain of each example, an integer or a string.
-        held_out: held-out domains (default: none; train on all domains).
-        task: ``classification`` or ``regression``. By default integers, booleans and strings are classes and
-            floating-point numbers are regression; ambiguous floating-point labels raise an error.
-        classes: number of classes, or their names in order. By default as defined by the dataset (its
-            ``classes``, ``targets``, ``labels``, ``y`` or ``tensors``), otherwise up to 4,096 examples are
-            read. String labels are numbered in sorted order and kept in ``class_names``.
-        validation: fraction of each training domain that is held out for validation.
-        seed: random seed of the validation split.
-
-    Returns:
-        The dataset.
-    """
-    names = _domain_names(domains)
-    result = understand({"": dataset}, task=task, classes=classes, count=True)
-    if len(result.domains.indices) != len(names):
-        raise InputError(
-            f"the dataset has {len(result.domains.indices)} examples and domains {len(names)}; "
-            "give one for each."
-        )
-    warn_of(result.notes)
-    return DomainData(
-        examples=result.examples,
-        splits=split(Domains.from_labels(names), _listed(held_out), validation, seed),
-        classes=result.classes,
-        input_shape=result.input_shape,
-        model=MODELS.get(len(result.input_shape), ""),
-        notes=result.notes,
-        class_names=result.class_names,
-        kind=result.kind,
-    )
-
-
-@checked
-def from_hf(
-    dataset: Any,
-    *,
-    label: str,
-    domain: str,
-    held_out: Names = None,
-    text: str | None = None,
-    image: str | None = None,
-    tokenizer: str | None = None,
-    max_tokens: MaxTokens = 128,
-    size: Pixels = 64,
-    validation: float = SHARE,
-    seed: int = 0,
-    **options: Any,
-) -> DomainData:
-    """Load a Hugging Face ``datasets.Dataset`` (a single split): images, text for an encoder, or a table.
-
-    Args:
-        dataset: dataset to load.
-        label: column to predict.
-        domain: column with the domain of each example.
-        held_out: held-out domains (default: none; train on all domains).
-        text: column with text for an encoder.
-        image: column with images (default: the column of type Image, if there is exactly one).
-        tokenizer: name or folder of the model whose tokenizer is applied to ``text``; also the default model.
-        max_tokens: maximum number of tokens; longer text is truncated.
-        size: height and width that images are resized to.
-        validation: fraction of each training domain that is held out for validation.
-        seed: random seed of the validation split.
-        **options: without ``text`` and ``image``, the dataset is a table, and these are options of
-            :func:`from_table`.
-
-    Returns:
-        The dataset.
-    """
-    rows = _hf_rows(dataset)
-    if text is not None and image is not None:
-        raise InputError(f"text={text!r} and image={image!r}; only one of them can be the input.")
-    images = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
-    if text is None and image is None and len(images) == 1:
-        image = images[0]
-    common: dict[str, Any] = {"held_out": held_out, "validation": validation, "seed": seed}
-    if text is None and image is None:
-        table = {name: _hf_column(dataset, name) for name in rows}
-        return from_table(table, label=label, domain=domain, **common, **options)
-    if options:
-        check_names("option of from_hf:", options, ("tokenizer", "max_tokens", "size"))
-    for name, what in ((label, "label"), (domain, "domain"), (text or image or "", "input")):
-        need_column(name, rows, what)
-    named = as_table({name: _hf_column(dataset, name) for name in dict.fromkeys((label, domain))})
-    target = Labels.read(named[label], label, None)
-    splits = split(domains_of(named[domain], domain), _listed(held_out), validation, seed)
-    y = torch.from_numpy(target.numbers({}))
-    examples: Examples
-    if text is not None:
-        model, shape = str(tokenizer or DISTILBERT), (max_tokens,)
-        examples = HubText(dataset, text, y, model, max_tokens)
-        inputs = text_inputs(model, max_tokens, column=text)
-    else:
-        model, shape = MODELS[3], (3, size, size)  # type: ignore[assignment]
-        examples = HubImages(dataset, str(image), y, size)
-        inputs = image_inputs(size)
-    return DomainData(
-        examples,
-        splits,
-        target.classes,
-        shape,
-        model,
-        notes=_notes(splits, target),
-        class_names=target.names,
-        inputs=inputs,
-    )
 
 
 # Labels
@@ -655,90 +463,3 @@ def _warn(how: Preprocessing, remarks: Sequence[str]) -> None:
     if multiprocessing.parent_process() is None:
         for line in [*report_lines(how.columns), *remarks]:
             warnings.warn(f"{line}.", TableWarning, stacklevel=4)
-
-
-# Arrays and datasets
-
-
-def _tensor(x: Any) -> Tensor:
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "biuf":
-            raise InputError(
-                f"x has dtype {array.dtype}; it must be numeric. For the columns of a table, use from_table."
-            )
-        x = torch.from_numpy(np.ascontiguousarray(array, np.float32))
-    inputs: Tensor = x
-    if inputs.ndim < 2 or not len(inputs):
-        raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
-    return inputs.detach().float()
-
-
-def _domain_names(domains: Any) -> Any:
-    if isinstance(domains, (np.ndarray, Tensor)) and domains.ndim == 1:
-        return domains
-    return np.asarray(listed(domains, "domains"), object) if not hasattr(domains, "iloc") else domains
-
-
-# Hugging Face
-
-
-def _hf_rows(dataset: Any) -> list[str]:
-    """The names of the columns of a dataset; a dictionary of splits is refused."""
-    if isinstance(dataset, Mapping):
-        raise InputError(
-            f"this has the splits {', '.join(map(str, dataset))}; select one, such as dataset['train']."
-        )
-    if not (hasattr(dataset, "features") and hasattr(dataset, "column_names")):
-        raise InputError(
-            f"a Dataset of Hugging Face's datasets is needed (pip install 'shoal[hf]'), got "
-            f"{type(dataset).__name__}. Other data: from_table, from_arrays, from_dataset."
-        )
-    if not hasattr(dataset, "__len__"):
-        raise InputError("a streaming dataset cannot be split by domain; load it without streaming.")
-    return list(dataset.column_names)
-
-
-def _hf_column(dataset: Any, name: str) -> list[Any]:
-    """A column as plain values; numbers that stand for names become these."""
-    values = dataset.with_format(None)[name][:]
-    called = getattr(dataset.features[name], "names", None)
-    return [None if v is None or v < 0 else called[v] for v in values] if called else list(values)
-
-
-def _cell(rows: Any, column: str, index: int) -> Any:
-    value = rows[int(index)][column]
-    if value is None:
-        raise InputError(f"column {column!r} is empty in row {index + 1}; remove the row.")
-    return value
-
-
-class HubImages(Examples):
-    """A column of images, each squashed to a square when it is asked for, as image folders are."""
-
-    def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
-        need_pillow()
-        self.rows, self.column, self.labels, self.to_tensor = rows, column, labels, ToTensor(size)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def known_labels(self) -> NDArray[Any]:
-        return self.labels.numpy()
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        value = _cell(self.rows, self.column, index)
-        if not hasattr(value, "convert"):
-            kind = type(value).__name__
-            raise InputError(
-                f"column {self.column!r} contains {kind}, not images; cast it to datasets.Image()."
-            )
-        return self.to_tensor(value), self.labels[index]
-
-
-class HubText(TextExamples):
-    """A column of text as token ids."""
-
-    def __init__(self, rows: Any, column: str, labels: Tensor, tokenizer: str, max_tokens: int) -> None:
-        texts = [str(_cell(rows, column, index)) for index in range(len(labels))]
-        super().__init__(texts, labels.numpy(), tokenizer=tokenizer, max_tokens=max_tokens)

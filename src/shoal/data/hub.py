@@ -1,0 +1,150 @@
+"""A dataset of Hugging Face's ``datasets`` as :class:`~shoal.data.DomainData`: images, text, or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.data.batch import DomainData, Examples
+from shoal.data.images import ToTensor, need_pillow
+from shoal.data.images import described as image_inputs
+from shoal.data.own import SHARE, Labels, Names, _listed, _notes, domains_of, from_table
+from shoal.data.reading import as_table, need_column
+from shoal.data.splits import split
+from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
+from shoal.data.text import described as text_inputs
+from shoal.errors import InputError, check_names
+from shoal.settings import Pixels, checked
+
+
+@checked
+def from_hf(
+    dataset: Any,
+    *,
+    label: str,
+    domain: str,
+    held_out: Names = None,
+    text: str | None = None,
+    image: str | None = None,
+    tokenizer: str | None = None,
+    max_tokens: MaxTokens = 128,
+    size: Pixels = 64,
+    validation: float = SHARE,
+    seed: int = 0,
+    **options: Any,
+) -> DomainData:
+    """Load a Hugging Face ``datasets.Dataset`` (a single split): images, text for an encoder, or a table.
+
+    Args:
+        dataset: dataset to load.
+        label: column to predict.
+        domain: column with the domain of each example.
+        held_out: held-out domains (default: none; train on all domains).
+        text: column with text for an encoder.
+        image: column with images (default: the column of type Image, if there is exactly one).
+        tokenizer: name or folder of the model whose tokenizer is applied to ``text``; also the default model.
+        max_tokens: maximum number of tokens; longer text is truncated.
+        size: height and width that images are resized to.
+        validation: fraction of each training domain that is held out for validation.
+        seed: random seed of the validation split.
+        **options: without ``text`` and ``image``, the dataset is a table, and these are options of
+            :func:`from_table`.
+
+    Returns:
+        The dataset.
+    """
+    columns = _columns(dataset)
+    if text is not None and image is not None:
+        raise InputError(f"text={text!r} and image={image!r}; only one of them can be the input.")
+    images = image_columns(dataset)
+    if text is None and image is None and len(images) == 1:
+        image = images[0]
+    common: dict[str, Any] = {"held_out": held_out, "validation": validation, "seed": seed}
+    if text is None and image is None:
+        return from_table(as_mapping(dataset), label=label, domain=domain, **common, **options)
+    check_names("option of from_hf:", options, ())
+    for name, what in ((label, "label"), (domain, "domain"), (text or image or "", "input")):
+        need_column(name, columns, what)
+    named = as_table({name: _values(dataset, name) for name in dict.fromkeys((label, domain))})
+    target = Labels.read(named[label], label, None)
+    splits = split(domains_of(named[domain], domain), _listed(held_out), validation, seed)
+    y = torch.from_numpy(target.numbers({}))
+    model, inputs = "small-cnn", image_inputs(size)
+    shape: tuple[int, ...] = (3, size, size)
+    if text is not None:
+        model, shape = str(tokenizer or DISTILBERT), (max_tokens,)
+        texts = [str(_cell(dataset, text, n)) for n in range(len(y))]
+        examples: Examples = TextExamples(texts, y.numpy(), tokenizer=model, max_tokens=max_tokens)
+        inputs = text_inputs(model, max_tokens, column=text)
+    else:
+        examples = HubImages(dataset, str(image), y, size)
+    notes, names = _notes(splits, target), target.names
+    return DomainData(
+        examples, splits, target.classes, shape, model, notes=notes, class_names=names, inputs=inputs
+    )
+
+
+class HubImages(Examples):
+    """A column of images, each resized to a square when it is read, as image folders are."""
+
+    def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
+        need_pillow()
+        self.rows, self.column, self.labels, self.to_tensor = rows, column, labels, ToTensor(size)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels.numpy()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        value = _cell(self.rows, self.column, index)
+        if not hasattr(value, "convert"):
+            what = f"column {self.column!r} contains {type(value).__name__}"
+            raise InputError(f"{what}, not images; cast it to datasets.Image().")
+        return self.to_tensor(value), self.labels[index]
+
+
+def is_hf(data: Any) -> bool:
+    """Whether it is a dataset of Hugging Face, or a dictionary of its splits."""
+    several = data.values() if isinstance(data, Mapping) else [data]
+    return any(hasattr(each, "features") and hasattr(each, "column_names") for each in several)
+
+
+def image_columns(dataset: Any) -> list[str]:
+    return [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
+
+
+def as_mapping(dataset: Any) -> dict[str, list[Any]]:
+    """The columns of a dataset as plain values."""
+    return {name: _values(dataset, name) for name in _columns(dataset)}
+
+
+def _columns(dataset: Any) -> list[str]:
+    if isinstance(dataset, Mapping):
+        names = ", ".join(map(str, dataset))
+        raise InputError(f"this has the splits {names}; select one, such as dataset['train'].")
+    if not is_hf(dataset):
+        got = f"got {type(dataset).__name__}. Other data: from_table, from_arrays, from_dataset."
+        raise InputError(f"a Dataset of Hugging Face is needed (pip install 'shoal[hf]'), {got}")
+    if not hasattr(dataset, "__len__"):
+        raise InputError("a streaming dataset cannot be split by domain; load it without streaming.")
+    return list(dataset.column_names)
+
+
+def _values(dataset: Any, name: str) -> list[Any]:
+    """A column as plain values; numbers that stand for names become these."""
+    values = dataset.with_format(None)[name][:]
+    names = getattr(dataset.features[name], "names", None)
+    return [None if v is None or v < 0 else names[v] for v in values] if names else list(values)
+
+
+def _cell(rows: Any, column: str, index: int) -> Any:
+    value = rows[int(index)][column]
+    if value is None:
+        raise InputError(f"column {column!r} is empty in row {index + 1}; remove the row.")
+    return value
