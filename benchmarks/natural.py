@@ -195,11 +195,10 @@ def table(archive: Path) -> str:
         lines += ["|---|---|---|---|---|---|---|"]
         for row, x in found.iterrows():
             known = not math.isnan(x["difference"])
-            rest = (
-                f"{x['difference']:+.2f} | {x['low']:+.2f} to {x['high']:+.2f} | {x['verdict']} | {x['detectable']:.2f}"
-                if known
-                else "– | – | – | –"
-            )
+            rest = "– | – | – | –"
+            if known:
+                bounds = f"{x['low']:+.2f} to {x['high']:+.2f}"
+                rest = f"{x['difference']:+.2f} | {bounds} | {x['verdict']} | {x['detectable']:.2f}"
             lines += [f"| {row} | {x['mean']:.2f} | {x['worst']:.2f} | {rest} |"]
     lines += [
         "\n### Ranks\n",
