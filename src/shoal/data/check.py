@@ -94,9 +94,7 @@ def _not_finite(values: Tensor) -> NDArray[np.bool_]:
     return torch.cat(parts).cpu().numpy()
 
 
-def _refuse(
-    wrong: NDArray[np.bool_], domains: Domains, what: str, values: Tensor | None = None
-) -> None:
+def _refuse(wrong: NDArray[np.bool_], domains: Domains, what: str, values: Tensor | None = None) -> None:
     """Refuse the first example of a domain for which ``wrong`` holds."""
     entries = np.flatnonzero(wrong[domains.indices])
     if len(entries):

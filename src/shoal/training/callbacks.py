@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-
 @dataclass(frozen=True)
 class Point:
     """What was measured at one step: the mean loss since the point before, and scores by split.
