@@ -82,6 +82,8 @@ class Engine(Protocol):
     params: list[Tensor]
     """What the optimizer trains; a gradient is a list with one tensor for each."""
     optimizer: Optimizer
+    share: float
+    """The fraction of every block that this process has; 1 where it is alone."""
 
     def forward(self, batch: MetaBatch, part: nn.Module | None = None) -> Outputs:
         """A forward pass of the model, or of a part of it, in the precision of the training.

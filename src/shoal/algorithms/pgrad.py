@@ -51,7 +51,7 @@ class PGrad(Algorithm):
         self.meta_lr, self.rollouts, self.directions = meta_lr, rollouts, directions
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
-        if engine.processes.count > 1 and self.rollouts > 1:
+        if engine.share < 1 and self.rollouts > 1:
             raise InputError(f"pgrad with rollouts={self.rollouts} runs in one process; use rollouts=1.")
         rollouts = min(self.rollouts, max(1, min(batch.sizes) // 2))
         points, losses = [_flat(engine.params)], []

@@ -1,0 +1,314 @@
+"""Tables as pandas DataFrames, from files and from memory.
+
+A column that :func:`read` returns has one of four types: ``float64``, ``bool``, ``datetime64`` without a time
+zone, or text (pandas' ``string``) for everything else. Cells of CSV files stay text: what they mean is
+decided for the whole column, in :mod:`shoal.data.tables.kinds`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from shoal.errors import InputError, did_you_mean
+
+CSV, PARQUET, EXCEL = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz"), (".parquet",), (".xlsx",)
+ENDINGS = (*CSV, *PARQUET, *EXCEL)
+SEPARATORS = ",;\t|"
+TEXT = pd.StringDtype("pyarrow")
+EXACT = 2**53
+"""Up to here every whole number is a float64 of its own."""
+
+
+def ending(path: Path | str) -> str:
+    """The ending that says how a file is read, such as ``.csv.gz``; empty for any other file."""
+    name = str(path).lower()
+    return next((e for e in ENDINGS if name.endswith(e)), "")
+
+
+def is_table(source: Any) -> bool:
+    """Whether :func:`read` takes it: the name of a table's file, a DataFrame, or a mapping of columns."""
+    if isinstance(source, str | Path):
+        return bool(ending(source))
+    return isinstance(source, Mapping) or hasattr(source, "columns") or hasattr(source, "__arrow_c_stream__")
+
+
+def read(
+    source: Any,
+    *,
+    encoding: str | None = None,
+    sheet: str | int | None = None,
+    skip_rows: int = 0,
+    decimal: str | None = None,
+) -> pd.DataFrame:
+    """The columns of a file, a DataFrame (of pandas, polars or pyarrow) or a mapping of columns.
+
+    Args:
+        source: path (.csv, .tsv, .csv.gz, .parquet, .xlsx), DataFrame or mapping.
+        encoding: of a CSV file (default: UTF-8).
+        sheet: name of an Excel sheet, or its number from 0 (default: the first).
+        skip_rows: lines, or rows of an Excel sheet, above the line that names the columns.
+        decimal: decimal mark, where cells leave it open.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        where = repr(str(path))
+        frame = _of_file(path, where, encoding, sheet, skip_rows)
+    else:
+        where, frame = "the table", _in_memory(source)
+    separator, names = frame.attrs.get("separator", ""), [str(name) for name in frame.columns]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"{where} has two columns named {twice[0]!r}; rename one.")
+    if not len(frame):
+        raise InputError(f"{where} has no rows.")
+    columns = {name: plain(frame.iloc[:, n], name) for n, name in enumerate(names)}
+    frame = pd.DataFrame(columns, copy=False)
+    frame.attrs = {"where": where, "separator": separator, "decimal": decimal}
+    return frame
+
+
+def need_column(name: str, columns: Iterable[str], what: str) -> str:
+    """``name``, if there is such a column; else an error with the nearest."""
+    name, known = str(name), list(columns)
+    if name in known:
+        return name
+    there = ", ".join(map(repr, known[:30])) + (", …" if len(known) > 30 else "")
+    near = {each.lower(): each for each in known}
+    hint = did_you_mean(name.lower(), near)
+    for lower, each in near.items():
+        hint = hint.replace(f"{lower!r}?", f"{each!r}?")
+    raise InputError(f"there is no column {name!r} for the {what}.{hint} Columns: {there or 'none'}.")
+
+
+# Files
+
+
+def _of_file(path: Path, where: str, encoding: str | None, sheet: Any, skip_rows: int) -> pd.DataFrame:
+    kind = ending(path)
+    if path.is_dir():
+        raise InputError(f"{where} is a folder; a table is a .csv, .parquet or .xlsx file.")
+    try:
+        path.stat()
+        if kind in PARQUET:
+            return _in_memory(pd.read_parquet(path, dtype_backend="pyarrow"))
+        if kind in EXCEL:
+            return _excel(path, where, sheet, skip_rows)
+        return _csv(path, where, encoding or "utf-8", skip_rows)
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not {error.encoding}; set encoding, such as cp1252.") from error
+    except LookupError as error:
+        raise InputError(
+            f"{encoding!r} is no encoding; it must be one such as cp1252.", "encoding"
+        ) from error
+    except Exception as error:  # whatever a library raises that reads a damaged file
+        why = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"{where} cannot be read: {why}.") from error
+
+
+def _csv(path: Path, where: str, encoding: str, skip_rows: int) -> pd.DataFrame:
+    """All cells as text; a row that is longer or shorter than the first one is refused."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow
+
+    names, separator, above = _header(
+        path, "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding, skip_rows
+    )
+    if not names:
+        raise InputError(f"{where} has no rows; its first line must name the columns.")
+    numbered = [str(n) for n in range(len(names))]
+    wrong: list[Any] = []
+
+    def ragged(row: Any) -> str:
+        wrong.append(row)
+        return "error"
+
+    try:
+        with pa.input_stream(
+            str(path), compression="gzip" if path.suffix.lower() == ".gz" else None
+        ) as stream:
+            table = arrow.read_csv(
+                stream,
+                arrow.ReadOptions(
+                    skip_rows=above,
+                    column_names=numbered,
+                    encoding=encoding,
+                    block_size=2**24,  # a row must fit
+                    use_threads=False,  # only then are rows counted
+                ),
+                arrow.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=ragged),
+                arrow.ConvertOptions(
+                    column_types=dict.fromkeys(numbered, pa.string()), strings_can_be_null=False
+                ),
+            )
+    except pa.ArrowInvalid as error:
+        if wrong:
+            (row, *_) = wrong
+            raise InputError(
+                f"{where}, row {row.number - above}: {row.actual_columns} values, but the first line names "
+                f"{len(names)} columns."
+            ) from error
+        if "Empty CSV" in str(error):
+            raise InputError(f"{where} has no rows.") from error
+        if "invalid UTF8" in str(error):
+            number = re.search(r"Row #(\d+)", str(error))
+            row = f" in row {int(number[1]) - above}" if number else ""
+            raise InputError(f"{where} is not UTF-8{row}; set encoding, such as cp1252.") from error
+        raise
+    frame = table.to_pandas(types_mapper={pa.string(): TEXT}.get)
+    frame.columns = pd.Index(names)
+    frame.attrs["separator"] = separator
+    return frame
+
+
+def _header(path: Path, encoding: str, skip_rows: int) -> tuple[list[str], str, int]:
+    """The names of the columns, what separates them, and how many lines they and what is above them take.
+
+    Names are in the first line that is not blank; spreadsheets may write ``sep=;`` above it.
+    """
+    stated, above = "", 0
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rt", encoding=encoding, newline="") as file:
+        for line in file:
+            above += 1
+            said = re.fullmatch(rf"sep=([{SEPARATORS}])\s*", line, re.IGNORECASE)
+            stated = said[1] if said else stated
+            if above <= skip_rows or said or not line.strip():
+                continue
+            separator = stated or max(
+                SEPARATORS, key=lambda s: len(next(csv.reader([line], delimiter=s), []))
+            )
+            rows = csv.reader([line, *file] if line.count('"') % 2 else [line], delimiter=separator)
+            return _names(next(rows, [])), separator, above + rows.line_num - 1
+    return [], ",", above
+
+
+def _names(cells: Iterable[Any]) -> list[str]:
+    """The names in a first line; a column without one gets the name that pandas gives it."""
+    names = ["" if cell is None else str(cell).strip() for cell in cells]
+    return [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+
+
+def _excel(path: Path, where: str, sheet: str | int | None, skip_rows: int) -> pd.DataFrame:
+    """A sheet of a workbook: a row of names, then rows of values; empty rows are left out."""
+    with path.open("rb") as file:
+        if file.read(8) == bytes.fromhex("D0CF11E0A1B11AE1"):
+            raise InputError(f"{where} has a password, or is an old .xls file; save it as .xlsx without one.")
+    with pd.ExcelFile(path, engine="openpyxl") as book:
+        titles = [str(title) for title in book.sheet_names]
+        if sheet is not None and sheet not in (*titles, *range(len(titles))):
+            there = ", ".join(map(repr, titles))
+            raise InputError(
+                f"{where} has no sheet {sheet!r}.{did_you_mean(str(sheet), titles)} Sheets: {there}.", "sheet"
+            )
+        chosen = sheet if isinstance(sheet, str) else titles[sheet or 0]
+        frame = book.parse(chosen, header=None, dtype=object, na_filter=False, skiprows=skip_rows)
+    if sheet is None and len(titles) > 1:
+        others = ", ".join(map(repr, titles[1:6]))
+        warnings.warn(f"{where}: the sheet {chosen!r} is read; not read: {others} (set sheet).", stacklevel=2)
+    frame = frame.where(frame != "", None).dropna(how="all")
+    if len(frame) < 2:
+        raise InputError(f"{where}: the sheet {chosen!r} has no rows.")
+    frame, names = frame[1:].reset_index(drop=True), _names(frame.iloc[0])
+    frame.columns = pd.Index(names)
+    return frame
+
+
+# Columns
+
+
+def _in_memory(source: Any) -> pd.DataFrame:
+    if isinstance(source, pd.DataFrame):
+        named = [name for name in source.index.names if name is not None]
+        return source.reset_index(named) if named else source
+    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "column_names"):  # polars, pyarrow
+        import pyarrow as pa
+
+        return pa.table(source).to_pandas(types_mapper=pd.ArrowDtype)
+    if isinstance(source, Mapping):
+        columns = {name: _listed(values, str(name)) for name, values in source.items()}
+        sizes = {len(values): name for name, values in reversed(columns.items())}
+        if len(sizes) > 1:
+            each = ", ".join(f"{name!r} {size:,}" for size, name in list(sizes.items())[::-1][:4])
+            raise InputError(f"the columns have different lengths: {each}.")
+        names = [str(name) for name in columns]
+        frame = pd.DataFrame(dict(enumerate(columns.values())))
+        return frame.set_axis(names, axis=1)
+    raise InputError(
+        f"a table must be a file, a DataFrame or a mapping of columns, got {type(source).__name__}."
+    )
+
+
+def _listed(values: Any, name: str) -> pd.Series:
+    """Values of whatever kind as a series of their own index."""
+    if isinstance(values, pd.Series):
+        return values.reset_index(drop=True)
+    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise InputError(f"column {name!r} has shape {values.shape}; it must have one value per row.")
+    if type(values).__module__.startswith("pyarrow"):
+        return values.to_pandas(types_mapper=pd.ArrowDtype)
+    if isinstance(values, np.ndarray):
+        return pd.Series(values)
+    return pd.Series(list(values), dtype=object)
+
+
+def plain(values: Any, name: str = "") -> pd.Series:
+    """A column as one of the four types; see the module."""
+    series = _listed(values, name)
+    kind = pd.api.types.infer_dtype(series, skipna=True)
+    if isinstance(series.dtype, pd.CategoricalDtype):
+        return plain(series.astype(series.cat.categories.dtype), name)
+    if kind in ("string", "empty"):
+        return series.astype(TEXT)
+    if kind == "boolean":
+        return (
+            series.astype(bool)
+            if not series.isna().any()
+            else series.astype(object).map(str, na_action="ignore").astype(TEXT)
+        )
+    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
+        return _numbers(series, name)
+    if kind in ("datetime64", "datetime", "date"):
+        moments = pd.to_datetime(series.astype(object), utc=True)
+        return moments.dt.tz_localize(None).dt.as_unit("us")
+    if kind in ("timedelta64", "timedelta"):
+        return pd.to_timedelta(series.astype(object)).dt.as_unit("us") / pd.Timedelta(seconds=1)
+    return _texts(series, name)
+
+
+def _numbers(series: pd.Series, name: str) -> pd.Series:
+    numbers = pd.to_numeric(series.astype(object), errors="coerce").astype("Float64").astype(float)
+    whole = series.dtype.kind != "f"
+    return _texts(series, name) if whole and bool(np.nanmax(np.abs(numbers), initial=0) > EXACT) else numbers
+
+
+def _texts(series: pd.Series, name: str) -> pd.Series:
+    """Each cell as a CSV file would have it."""
+    cells = series.astype(object).where(series.notna(), None)
+    for row, cell in enumerate(cells):
+        if isinstance(cell, list | tuple | dict | set | np.ndarray):
+            kind = type(cell).__name__
+            raise InputError(
+                f"column {name!r}, row {row + 1}: a {kind}; a cell must be a number or a string."
+            )
+    return cells.map(cell_text, na_action="ignore").astype(TEXT)
+
+
+def cell_text(value: Any) -> str:
+    """A value as text: 3.0 and 3 are the same."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float | np.floating):
+        return str(int(value)) if value == value // 1 and abs(value) <= EXACT else repr(float(value))
+    return str(value).removesuffix(" 00:00:00") if isinstance(value, pd.Timestamp) else str(value)
