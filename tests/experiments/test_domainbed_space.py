@@ -10,7 +10,7 @@ import torch
 from references import domainbed_space as domainbed
 from shoal import datasets as sets
 from shoal.algorithms import algorithm_class
-from shoal.algorithms.penalty import PenaltyWeight
+from shoal.algorithms.penalty import Schedule
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.experiments import protocol, search
@@ -32,7 +32,7 @@ def drawn(space: search.Space, share: float, monkeypatch: pytest.MonkeyPatch) ->
 
 def steps(setting: str, value: Any) -> Any:
     """A share of a training of DomainBed's length, in steps."""
-    return PenaltyWeight(1.0, value, steps=protocol.STEPS).start if setting == "start" else value
+    return Schedule(1.0, value, steps=protocol.STEPS).start if setting == "start" else value
 
 
 @every_size
@@ -72,7 +72,7 @@ def test_what_all_algorithms_share(name: str, size: protocol.Spaces, monkeypatch
 @pytest.mark.parametrize("of", [5000, 5001])
 def test_a_share_of_5000_steps_is_those_steps(of: int) -> None:
     steps = [0, 1, 29, 499, 500, 1500, 3333, 4999]
-    assert [PenaltyWeight(1.0, n / 5000, steps=of).start for n in steps] == steps
+    assert [Schedule(1.0, n / 5000, steps=of).start for n in steps] == steps
 
 
 SIZES = {"small": "rotated-digits", "large": "pacs"}

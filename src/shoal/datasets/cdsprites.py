@@ -138,7 +138,7 @@ class SpriteData(TensorData):
         return self._masks
 
     @property
-    def x(self) -> Tensor:  # type: ignore[override]
+    def x(self) -> Tensor:
         """All images, a twelfth of whose memory is held."""
         return self.batch(torch.arange(len(self), device=self.device))[0]
 

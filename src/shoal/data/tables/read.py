@@ -310,5 +310,5 @@ def cell_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, float | np.floating):
-        return str(int(value)) if value == value // 1 and abs(value) <= EXACT else repr(float(value))
+        return str(int(value)) if value == value // 1 and abs(float(value)) <= EXACT else repr(float(value))
     return str(value).removesuffix(" 00:00:00") if isinstance(value, pd.Timestamp) else str(value)
