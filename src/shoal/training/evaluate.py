@@ -409,31 +409,22 @@ def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Do
     """About ``limit`` examples, equally many from each domain, chosen at random and the same ones every time.
 
     What is chosen depends on the examples' numbers alone, not on a seed. Each class gets its share of a
-    domain's sample: the r-th of its c examples, in random order, is at (r + u)/c with a random u in [0, 1),
-    and the first ones are taken. So the expected number is right for any class, and the actual one is off by
-    about one at most. With ten examples per class or more, every class is in the sample.
+    domain's sample, up to one example: of its examples, ordered by class and at random within a class, every
+    n-th is taken.
     """
-    count, entries = len(domains), domains.indices.astype(np.int64)
-    each = max(1, -(-limit // count))
-    domain = np.repeat(np.arange(count), domains.sizes)
-    label = np.zeros(len(entries), np.int64) if labels is None else labels[entries].astype(np.int64)
-    chance = key(SAMPLE, entries)
-    order = np.lexsort((chance, label, domain))
-    new = np.append(True, (np.diff(domain[order]) != 0) | (np.diff(label[order]) != 0))
-    stratum, starts = np.cumsum(new) - 1, np.flatnonzero(new)
-    sizes = np.diff(np.append(starts, len(order)))
-    offset = key(SAMPLE, domain[order][starts], label[order][starts]) / 2.0**64
-    rank = np.arange(len(order)) - starts[stratum]
-    place = (rank + offset[stratum]) / sizes[stratum]
-    classes = np.bincount(domain[order][starts], minlength=count)
-    place[(rank == 0) & (10 * classes <= each)[domain[order]]] = -1.0
-    taken = np.lexsort((chance[order], place, domain[order]))  # domains stay where they are
-    first = np.arange(len(order)) - domains.offsets[domain[order]] < each
-    keep = np.zeros(len(order), bool)
-    keep[order[taken[first]]] = True
-    if count > (most := max(limit, MOST_DOMAINS)):
-        keep &= np.isin(domain, np.argsort(key(SAMPLE, np.arange(count)), kind="stable")[:most])
-    return domains.filter(keep)
+    each, numbers = max(1, -(-limit // len(domains))), np.arange(len(domains))
+    if len(domains) > (most := max(limit, MOST_DOMAINS)):
+        numbers = np.sort(np.argsort(key(SAMPLE, numbers), kind="stable")[:most])
+    found = {}
+    for number in numbers:
+        own = domains.indices_of(int(number)).astype(np.int64)
+        if len(own) > each:
+            chance = key(SAMPLE, own)
+            own = own[np.lexsort((chance,) if labels is None else (chance, labels[own]))]
+            offset = float(key(SAMPLE, int(number), each)[0]) / 2.0**64
+            own = own[((np.arange(each) + offset) * len(own) / each).astype(np.int64)]
+        found[domains.names[number]] = np.sort(own)
+    return Domains.from_indices(found)
 
 
 class _InOrder:
