@@ -72,7 +72,7 @@ def from_hf(
     y, names = numbered(_values(dataset, label), f"column {label!r}")
     splits = split(Domains.from_labels(_values(dataset, domain)), domain_names(held_out), validation, seed)
     if text is not None:
-        model, shape = str(tokenizer or DISTILBERT), (max_tokens,)
+        model = str(tokenizer or DISTILBERT)
         texts = _values(dataset, text)
         for row, value in enumerate(texts, 1):
             if not isinstance(value, str):
@@ -81,12 +81,12 @@ def from_hf(
         inputs = text_inputs(model, max_tokens, column=text)
     else:
         examples = HubImages(dataset, str(image), y, size)
-        model, shape, inputs = "small-cnn", (3, size, size), image_inputs(size)
+        model, inputs = "small-cnn", image_inputs(size)
     return DomainData(
         examples,
         splits,
         len(names) or None,
-        shape,
+        (3, size, size) if text is None else (max_tokens,),
         model,
         notes=split_notes(splits, y.numpy() if names else None, names),
         class_names=names,
