@@ -257,8 +257,9 @@ def _score(metric: Metric, data: DomainData, domain: str, y: Array, output: Arra
 
 def _column(name: str, domains: Mapping[str, Estimate], folds: Sequence[str]) -> dict[str, Any]:
     known = {d: (e.value, f) for (d, e), f in zip(domains.items(), folds, strict=True) if e.value is not None}
-    interval = mean_interval(*zip(*known.values(), strict=True)) if known else None
-    enough = interval is not None and len({fold for _, fold in known.values()}) > 2
+    values, clusters = [value for value, _ in known.values()], [fold for _, fold in known.values()]
+    interval = mean_interval(values, clusters) if known else None
+    enough = len({*clusters}) > 2
     return {
         "column": name,
         "mean": interval and interval.mean,
