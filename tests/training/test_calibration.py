@@ -65,3 +65,10 @@ def test_reliability_equals_a_loop_over_examples(bins):
 def test_what_is_no_classification_is_refused(values, labels):
     with pytest.raises(InputError, match="must be"):
         fit_temperature(values, labels)
+
+
+def test_a_prior_keeps_few_examples_from_deciding() -> None:
+    right = np.eye(2)[[0, 1, 0, 1]] * 2.0
+    assert fit_temperature(right, [0, 1, 0, 1]) == pytest.approx(1 / 100)
+    assert 0.3 < fit_temperature(right, [0, 1, 0, 1], prior=1.0) < 1
+    assert fit_temperature(np.tile(right, (5000, 1)), [0, 1, 0, 1] * 5000, prior=1.0) < 0.2

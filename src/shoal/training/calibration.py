@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import InputError
 
+if TYPE_CHECKING:
+    from shoal.training.setup import Setup
+
 Array = NDArray[Any]
 MOST = 100.0
 """Temperatures are from 1/100 to 100; logits that are never wrong would be scaled without end."""
 
 
-def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
+def fit_temperature(logits: ArrayLike, labels: ArrayLike, prior: float = math.inf) -> float:
     """Return the temperature T for which softmax(z / T) has the lowest mean negative log-likelihood.
 
     The loss is convex in 1/T, so that its minimum is where the derivative, mean (E_p[z] − z_y), is zero. Fit
@@ -28,6 +33,8 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     Args:
         logits: logits (n, classes).
         labels: class of each example (n,).
+        prior: standard deviation of a normal prior of log T with mean 0. Without a prior, a few examples that
+            are all right make T 1/100.
 
     Reference: Guo et al., On Calibration of Modern Neural Networks, ICML 2017.
     """
@@ -38,7 +45,9 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     right = z[np.arange(len(y)), y].mean()
 
     def derivative(log_scale: float) -> float:
-        return float((softmax(np.exp(log_scale) * z, axis=1) * z).sum(1).mean() - right)
+        scale = np.exp(log_scale)
+        slope = (softmax(scale * z, axis=1) * z).sum(1).mean() - right
+        return float(slope + log_scale / (prior**2 * scale * len(y)))
 
     end = np.log(MOST)
     if derivative(-end) >= 0:
@@ -78,6 +87,44 @@ def reliability(probabilities: ArrayLike, labels: ArrayLike, bins: int = 10) -> 
         "counts": counts.astype(int).tolist(),
         "ece": float(np.abs(sure - right).sum() / len(y)),
     }
+
+
+EXAMPLES, PRIOR = 10_000, 1.0
+"""Validation examples that the temperature of a model is fitted on, at most, and the prior."""
+
+
+def calibration(logits: ArrayLike, labels: ArrayLike, source: str = "validation") -> dict[str, Any]:
+    """Return the temperature, how many examples of what it was fitted on, and the reliability before and
+    after, as ``inputs.json`` has it.
+
+    Args:
+        logits: logits (n, classes).
+        labels: class of each example (n,).
+        source: what the examples are.
+    """
+    from scipy.special import softmax
+
+    z, y = _checked("logits", logits, labels)
+    temperature = fit_temperature(z, y, prior=PRIOR)
+    before, after = (reliability(softmax(z / t, axis=1), y) for t in (1.0, temperature))
+    return {"temperature": temperature, "on": source, "count": len(y), "before": before, "after": after}
+
+
+def calibrated(setup: Setup) -> dict[str, Any] | None:
+    """The calibration of a classifier that was trained, on its validation examples; ``None`` where there is
+    none: without validation, where the model was trained on it, or where the option is off.
+
+    All processes of the training call it.
+    """
+    options, kind = setup.options, setup.task.kind
+    possible = options["calibrate"] and not options["retrain"] and "validation" in setup.splits
+    if not possible or kind not in ("classification", "ordinal"):
+        return None
+    evaluator = setup.evaluator_of(["validation"], {"validation": EXAMPLES})
+    with contextlib.closing(evaluator.loader):
+        logits, labels = evaluator.outputs(setup.model)["validation"]
+    known = (labels >= 0) & (labels < logits.shape[1]) & np.isfinite(logits).all(1)
+    return calibration(logits[known], labels[known]) if known.any() else None
 
 
 def _checked(name: str, values: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
