@@ -131,7 +131,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, tell: Callable[[str], 
 
     published: Published = module.PUBLISHED
     place = find(published.name, folder)
-    data = module.load(folder=str(place.folder), version=place.version)
+    data = module.load(folder=str(place.folder))
     examples: Any = data.examples
     parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
     bad: dict[int, str] = {}
