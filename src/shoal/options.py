@@ -207,6 +207,9 @@ class TrainingOptions(TypedDict, total=False):
     """Stop after this number of evaluations without improvement on validation."""
     eval_every: Annotated[Count | None, Option(None, "train")]
     """Number of steps between evaluations (default: chosen so that evaluation costs less than training)."""
+    calibrate: Annotated[bool, Option(True, "train compare")]
+    """Fit a temperature for the probabilities of a classifier, on validation examples. It does not change
+    which class is predicted."""
     eval_limit: Annotated[Count | None, Option()]
     """Maximum number of examples per split to evaluate on, a random sample (default: all; about 5,000 for
     train)."""

@@ -24,6 +24,7 @@ from shoal.losses import BINARY, find_terms
 from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training import predictions as written
+from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
@@ -71,7 +72,7 @@ class Fit:
     """How well the domains' gradients agreed, where it was tracked."""
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Everything measured, as plain data: what ``record.json`` in a run's folder holds."""
-    _files: Callable[[], dict[str, bytes]] = field(default=dict, repr=False)
+    _files: Callable[..., dict[str, bytes]] = field(default=dict, repr=False)
     _trained: Trained | None = field(default=None, repr=False)
 
     @property
@@ -280,6 +281,7 @@ def fit(
     ) as journal:
         journal.begin(config)
         result = run(job, journal)
+        result._files = functools.partial(result._files, calibrated(job.setup))
         if name := full["predictions"]:
             called = "data" if name is True else str(name)
             written.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))

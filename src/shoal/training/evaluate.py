@@ -231,6 +231,11 @@ class Evaluator:
         what = "output" if self.task.kind == "regression" else "class"
         return {name: parts[what] for name, parts in self._pass(model, [what]).items()}
 
+    def outputs(self, model: nn.Module) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """For every split the outputs of the model and the labels, in order of index."""
+        found = self._pass(model, ["output", "y"])
+        return {name: (parts["output"], parts["y"]) for name, parts in found.items()}
+
     def _pass(self, model: nn.Module, wanted: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
         """For every split arrays with a row per example."""
         index, count = self.processes.index, self.processes.count
