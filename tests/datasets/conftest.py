@@ -1,4 +1,4 @@
-"""The `wilds` package beside a CPU build of torch and without its own dependencies; imitations of its datasets."""
+"""The `wilds` package without its own dependencies, and imitations of its datasets."""
 
 from __future__ import annotations
 

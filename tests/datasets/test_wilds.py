@@ -167,8 +167,9 @@ def test_scores_are_the_packages(
         guesses = draw.integers(0, data.classes or 2, len(truth))
         guesses = np.where(draw.random(len(truth)) < 0.7, truth, guesses)
         answer = torch.from_numpy(guesses).reshape(subset.y_array.shape).to(subset.y_array.dtype)
+        which = "fold:A" if name == "poverty" else "seed:0"
         expected, _ = theirs.eval(answer, subset.y_array, subset.metadata_array)
-        path = tmp_path / f"{name}_split:{split}_{'fold:A' if name == 'poverty' else 'seed:0'}_epoch:best_pred.csv"
+        path = tmp_path / f"{name}_split:{split}_{which}_epoch:best_pred.csv"
         pd.DataFrame(answer.numpy()).to_csv(path, index=False, header=False)
         scores, _ = predictions.evaluate(data, split, predictions.read(path, data.classes))
         for ours, called in SCORES[name].items():
@@ -205,7 +206,7 @@ def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InputError, match="files of FMoW-WILDS are needed; "):
         find("fmow", None)
     for place in (tmp_path, wilds_root / FOLDERS["iwildcam"]):  # which has another's metadata.csv
-        with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0 with metadata\.csv.*server .* down"):
+        with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0 with metadata\.csv.*server "):
             find("camelyon17", place)
     (tmp_path / "amazon_v2.0").rename(tmp_path / "amazon_v3.0")
     with pytest.raises(InputError, match=r"is version 3\.0; it must be 1\.0 or 2\.0 or 2\.1"):
@@ -218,7 +219,13 @@ def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pyte
         ("camelyon17", "metadata.csv", ",tumor,", ",tumour,", "no column 'tumor'"),
         ("camelyon17", "metadata.csv", ",0\n", ",x\n", "split is 'x'; it must be one of 0, 1"),
         ("camelyon17", "metadata.csv", ",0,", ",,", "is ''; it must be a whole number|must be one of 0, 1"),
-        ("fmow", "rgb_metadata.csv", ",zoo,", ",castle,", "category is 'castle'; it must be one of airport, "),
+        (
+            "fmow",
+            "rgb_metadata.csv",
+            ",zoo,",
+            ",castle,",
+            "category is 'castle'; it must be one of ",
+        ),
         ("fmow", "rgb_metadata.csv", "Z\n", "+02:00\n", "timestamp is .* must be a time in UTC"),
         ("iwildcam", "metadata.csv", ",id_val,", ",id_vla,", "split is 'id_vla'; it must be one of train, "),
         ("poverty", "dhs_metadata.csv", "benin", "atlantis", "country is 'atlantis'"),

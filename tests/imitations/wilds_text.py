@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 MODEL, TOKENS, WIDTH, LAYERS = "tiny-bert", 512, 32, 2
-FILLERS = (
+FILLERS = (  # noqa: SIM905
     "a about again all and any are as at been but by can did do down each few for from had has have here how "
     "if in into is it just me more most my no nor not now of off on once only or other our out over own same "
     "she so some such than that the their them then there these they this those through to too under until "
@@ -106,7 +106,7 @@ def fake_tokenizer(folder: Path) -> Path:
     place = folder / MODEL
     place.mkdir(parents=True, exist_ok=True)
     letters = [c for c in map(chr, range(33, 127)) if not c.isupper()]
-    known = [*sum(TONE, []), *sum(STARS, []), *FILLERS]
+    known = [*(word for words in (*TONE, *STARS) for word in words), *FILLERS]
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
     vocabulary += [word for word in dict.fromkeys(known) if len(word) > 1]
     vocabulary += [f"word{n}" for n in range(210 - len(vocabulary))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +13,8 @@ from torch.utils.data import ConcatDataset
 
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
-from shoal.datasets.wilds import SPLITS, domains_of, named
-from shoal.errors import InputError, shown, unknown_name
-
-if TYPE_CHECKING:
-    import pandas as pd
+from shoal.datasets.wilds import SPLITS, domains_of
+from shoal.errors import InputError, check_names, shown
 
 
 class _Subsets(Examples):
@@ -60,7 +57,7 @@ def from_wilds(
         subsets: subsets by split, under the names of WILDS or of Shoal; each requires a transform that
             returns tensors.
         grouper: metadata fields, such as ``["year", "region"]``, of which every combination is a domain; or a
-            grouper of the package, whose groups are the domains.
+            ``CombinatorialGrouper`` of the package, for its fields.
         scored_by: the same for the groups by which splits other than train are scored.
         model: name of the default model.
         input_shape: shape of an input (default: that of the first example).
@@ -71,12 +68,10 @@ def from_wilds(
         raise InputError(f"subsets must be a mapping such as {{'train': subset}}, got {shown(subsets)}.")
     splits, start = dict[str, Domains](), 0
     for name, subset in subsets.items():
-        split = SPLITS.get(name, name)
-        if split in splits:
+        if (split := SPLITS.get(name, name)) in splits:
             raise InputError(f"subsets has split {split!r} twice, under WILDS' name and ours; remove one.")
-        by = grouper if name == "train" or scored_by is None else scored_by
-        groups = _groups(name, subset, by, "grouper" if by is grouper else "scored_by")
-        found = domains_of(groups, np.arange(len(subset)))
+        train = name == "train" or scored_by is None
+        found = _domains(name, subset, *((grouper, "grouper") if train else (scored_by, "scored_by")))
         splits[split] = Domains(found.names, found.offsets, found.indices + start)
         start += len(subset)
     parts = list(subsets.values())
@@ -84,8 +79,8 @@ def from_wilds(
     examples = _Subsets(parts, torch.float32 if classes is None else torch.int64)
     if input_shape is None and not isinstance(examples[0][0], Tensor):
         raise InputError(
-            f"an example of the subset is a {type(examples[0][0]).__name__}; give get_subset a transform "
-            "that makes a tensor of it, and input_shape= where x is a nest of tensors."
+            f"an example is a {type(examples[0][0]).__name__}; give get_subset a transform that makes a "
+            "tensor of it, and input_shape= where x is a nest of tensors."
         )
     return DomainData(
         examples=examples,
@@ -98,40 +93,33 @@ def from_wilds(
     )
 
 
-def _groups(name: str, subset: Any, grouper: Any, argument: str) -> pd.Categorical:
-    """The group of every example of a subset."""
+def _domains(name: str, subset: Any, grouper: Any, argument: str) -> Domains:
+    """The combinations of fields that a subset has, in the order of their values."""
     import pandas as pd
 
-    fields = list(getattr(subset, "metadata_fields", None) or ())
-    table = np.asarray(getattr(subset, "metadata_array", None))
-    if not fields or not len(table.shape) or table.shape != (len(subset), len(fields)) or not len(subset):
-        raise InputError(
-            f"subset {name!r} must be a subset of the wilds package, as get_subset returns it, with a row of "
-            "metadata for each of one or more examples."
-        )
-    by = getattr(grouper, "groupby_fields", None)
-    if by is None and hasattr(grouper, "metadata_to_group"):  # a grouper of the user's own
-        return named(np.asarray(grouper.metadata_to_group(subset.metadata_array)), grouper.group_str)
-    if by is not None:  # in the package's order; its group_str mixes fields up where theirs is another
-        by = [field for field in reversed(fields) if field in by]
-    elif not isinstance(grouper, (list, tuple)) or not grouper:
+    fields = getattr(grouper, "groupby_fields", grouper)
+    if not isinstance(fields, list | tuple) or not fields:
         raise InputError(
             f"{argument} must be a list of metadata fields, such as ['year', 'region'], or a grouper of the "
             f"wilds package; got {shown(grouper)}."
         )
-    by = list(dict.fromkeys(by or grouper))
-    if lacking := [field for field in by if field not in fields]:
-        raise unknown_name(f"metadata field of subset {name!r}:", str(lacking[0]), fields)
-    values = pd.DataFrame(table, columns=fields)[by]
-    if wrong := [field for field in by if not (values[field] >= 0).all() or (values[field] % 1).any()]:
-        raise InputError(f"metadata field {wrong[0]!r} of subset {name!r} must have whole numbers from 0 on.")
-    groups = values.astype(np.int64).groupby(by, sort=True)
+    known = list(getattr(subset, "metadata_fields", None) or ())
+    table = np.asarray(getattr(subset, "metadata_array", None))
+    if not known or table.shape != (len(subset), len(known)) or not len(subset):
+        raise InputError(
+            f"subset {name!r} must be a subset of the wilds package, as get_subset returns it, with a row of "
+            "metadata for each of one or more examples."
+        )
+    check_names(f"metadata field of subset {name!r}:", fields, known)
+    values = pd.DataFrame(table, columns=known)[list(fields)]
+    if not ((values >= 0) & (values % 1 == 0)).all(axis=None):
+        raise InputError(f"{', '.join(fields)} of subset {name!r} must be whole numbers from 0 on.")
     texts = getattr(subset, "metadata_map", None) or {}
 
     def label(cells: Sequence[int]) -> str:
-        known = [list(texts.get(field, ())) for field in by]
-        words = [k[c] if c < len(k) else c for k, c in zip(known, cells, strict=True)]
-        return ", ".join(f"{field} = {word}" for field, word in zip(by, words, strict=True))
+        pairs = [(field, cell, texts.get(field, ())) for field, cell in zip(fields, cells, strict=True)]
+        return ", ".join(f"{field} = {words[c] if c < len(words) else c}" for field, c, words in pairs)
 
-    names = [label(cells) for cells in groups.size().reset_index()[by].to_numpy().tolist()]
-    return named(groups.ngroup().to_numpy(), names.__getitem__)
+    groups = values.astype(np.int64).groupby(list(fields), sort=True)
+    names = [label(cells) for cells in groups.size().reset_index()[list(fields)].to_numpy().tolist()]
+    return domains_of(pd.Categorical.from_codes(groups.ngroup(), names), np.arange(len(subset)))
