@@ -15,6 +15,7 @@ from shoal.data.images import (
     SIZE,
     SPLITS,
     domain_folders,
+    first_copies,
     image_data,
     image_frame,
     read_folders,
@@ -65,7 +66,7 @@ def load_folder(
     _need_classes(files, str(root))
     options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
     options |= {"augment_validation": augment_validation, "augment_on": augment_on}
-    return image_data(files, split_files(files, held_out, seed), options=options)
+    return image_data(files, split_files(files, held_out, seed, copies=False), options=options)
 
 
 def folder_domains(
@@ -100,14 +101,21 @@ def load_manifest(
     path = needed("manifest", "file", file, "a list of images")
     files = read_manifest(path)
     if "split" not in files:
-        splits = split_files(files, held_out, seed)
+        splits = split_files(files, held_out, seed, copies=False)
     elif held_out is not None:
         message = f"{str(path)!r} has a column 'split', which defines the test split; use only one of them."
         raise InputError(message, "held_out")
     else:
-        rows = files.groupby(["split", "domain"], observed=True).indices
-        of = {s: {str(d): np.sort(own) for (t, d), own in rows.items() if t == s} for s in SPLITS}
-        splits = {split: Domains.from_indices(members) for split, members in of.items() if members}
+        first, split = first_copies(files), files["split"]
+        for row in np.flatnonzero(split.to_numpy() != split.to_numpy()[first]):
+            pair = f"{files['path'][first[row]]!r} ({split[first[row]]}) and {files['path'][row]!r}"
+            raise InputError(f"{pair} ({split[row]}) are the same image in two splits; remove one.")
+        splits = {}
+        for name in SPLITS:
+            inside = (split == name).to_numpy()
+            rows = files[inside].assign(row=first[inside]).groupby("domain", observed=True)["row"].unique()
+            if len(rows):
+                splits[name] = Domains.from_indices({str(d): np.sort(own) for d, own in rows.items()})
         if "train" not in splits:
             raise InputError(f"{str(path)!r} has no row of split train; there is nothing to train on.")
     return image_data(files, splits, options={"size": size, "augment": augment, "bad": bad, "seed": seed})
