@@ -34,7 +34,7 @@ def rows(reviews: int, reviewers: int) -> Iterator[list[Any]]:
     from imitations.wilds_text import AMAZON_HEADER, amazon_review
 
     rng = np.random.default_rng(0)
-    texts = [amazon_review(rng, n, n % 24, "", n % 2 == 0, WORDS - 20)[5] for n in range(TEXTS)]
+    texts = [amazon_review(rng, n, "", WORDS - 17)[5] for n in range(TEXTS)]
     yield list(AMAZON_HEADER)
     who, what = rng.integers(0, reviewers, reviews), rng.integers(0, TEXTS, reviews)
     for n, (user, text) in enumerate(zip(who.tolist(), what.tolist(), strict=True)):
