@@ -22,6 +22,11 @@ class IRM(Penalised):
     also zero for outputs of zero: a large weight requires a ``start`` after the loss has decreased. Until
     ``start`` the weight is at most 1.
 
+    Args:
+        weight: weight λ of the penalty.
+        start: number of steps before it; a float is a fraction of the training.
+        **others: other hyperparameters of a penalty, such as ``batch_norm``.
+
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """
 

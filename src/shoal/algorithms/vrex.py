@@ -17,6 +17,11 @@ class VREx(Penalised):
 
         L = mean_i L_i + λ Var_i L_i
 
+    Args:
+        weight: weight λ of the penalty.
+        start: number of steps before it; a float is a fraction of the training.
+        **others: other hyperparameters of a penalty, such as ``batch_norm``.
+
     Reference: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, ICML 2021.
     """
 
