@@ -67,7 +67,7 @@ class Outputs(NamedTuple):
         if len(self.batch.sizes) == 1:
             return [self]
         whole = MetaBatch((self.output, self.features), self.y, self.y, self.batch.sizes)
-        return [Outputs(*o.x, b) for o, b in zip(whole.split(), self.batch.split(), strict=True)]
+        return [Outputs(o.x[0], o.x[1], b) for o, b in zip(whole.split(), self.batch.split(), strict=True)]
 
 
 Objective = Callable[[Outputs], tuple[Tensor, Log]]

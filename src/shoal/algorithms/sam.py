@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import nn
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.algorithms.base import Algorithm, Draw, Engine, Gradient, Log, Loss, Step
 from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import inner_product, moved
 from shoal.settings import Range, log10
@@ -30,7 +30,7 @@ class SAM(Algorithm):
 
     family = "flat minima"
     reference = "Foret et al. 2021"
-    draw = "pooled"
+    draw: ClassVar[Draw] = "pooled"
 
     def __init__(self, model: nn.Module, loss: Loss, task: Task, *, rho: Radius = 0.05) -> None:
         super().__init__(model, loss, task)
