@@ -86,7 +86,7 @@ class TestData:
             (lambda: arrays()[:1], "three arrays"),
             (lambda: (np.zeros((4, 2, 2)), *arrays()[1:]), "shape"),
             (lambda: (arrays()[0][:7], *arrays()[1:]), "lengths"),
-            (lambda: 7, "got 7"),
+            (lambda: 7, "got int"),
             (lambda: "nowhere.csv", "nowhere.csv"),
             (lambda: "rotated-digits", "^label"),
         ],
@@ -215,6 +215,8 @@ class TestRefit:
             labels.append((y[here] == "yes").astype(int))
         wanted = fit_temperature(np.concatenate(logits), np.concatenate(labels), prior=1.0)
         assert model.temperature == pytest.approx(wanted, rel=1e-4)
+        page = (found.folder / "report.html").read_text()
+        assert f"Temperature {wanted:.3g}, fitted on 120 examples (held-out domains)" in page
         plain = shoal.compare(arrays(), out="mine", calibrate=False, **{**FEW, "baselines": True})
         assert plain.refit(row="logistic-regression").temperature == 1
 
