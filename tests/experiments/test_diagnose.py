@@ -202,20 +202,6 @@ def test_the_gradients_are_those_of_softmax_regression() -> None:
     )
 
 
-def test_a_minority_of_reversed_domains_is_seen_in_the_gradients() -> None:
-    """Two of nine domains point the other way: the mean cosine is high, and they are named."""
-    rng, domains = np.random.default_rng(0), np.repeat(np.arange(9), 20)
-    sign = np.where(np.isin(domains, [3, 7]), -1.0, 1.0)
-    rows = sign[:, None] * np.array([1.0, 0, 0, 0]) + rng.normal(size=(180, 4))
-    groupings = tests.permuted(domains, np.arange(180), (0,))
-    test, matrix, p = tests.agreement_test("gradients", rows @ rows.T, groupings)
-    assert test.p == 1 / 200
-    assert {3, 7} <= set(np.flatnonzero(p <= 0.05))
-    assert matrix[3, 0] < -0.8
-    alike = rng.normal(size=(180, 4)) + np.array([1.0, 0, 0, 0])
-    assert tests.agreement_test("gradients", alike @ alike.T, groupings)[0].p > 0.05
-
-
 @pytest.mark.parametrize("shifted", [False, True])
 def test_regression_is_in_units_of_r2(shifted: bool) -> None:
     rng = np.random.default_rng(1)
@@ -245,26 +231,6 @@ def test_without_a_model_that_has_learned_there_is_no_gap(numeric: bool) -> None
     assert not any("use ERM" in line for line in view.reading(result))
     assert len(view.tables(result)) == 2
     assert view.figure(result)
-
-
-def test_boosting_is_the_model_where_a_linear_one_cannot_learn() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(300, 3))
-    y = (x[:, 0] * x[:, 1] > 0).astype(int)
-    result = diagnose(in_memory(x, y, Domains.from_sizes({"a": 150, "b": 150}), 2))
-    assert result["model"]["name"] == "gradient boosting"
-    assert result["model"]["learned"]
-    assert result["average"]["low"] < 0 < result["average"]["high"]
-
-
-def test_what_cannot_be_predicted_is_predicted_by_its_mean() -> None:
-    """Noise of a model of the domain would otherwise make the test of the relation reject too often."""
-    rng, domains = np.random.default_rng(0), np.repeat(np.arange(3), 40)
-    rows = tests.Rows(rng.normal(size=(120, 3)), np.zeros(120, int), 2, domains, np.arange(120))
-    guess = tests.predicted(rows, tests.one_hot(domains), rows.folds(0), 0)
-    assert guess == pytest.approx(np.full((120, 3), 1 / 3))
-    seen = tests.Rows(rows.x + domains[:, None], rows.labels, 2, domains, rows.entities)
-    assert tests.predicted(seen, tests.one_hot(domains), rows.folds(0), 0).std() > 0.1
 
 
 def test_columns_that_differ_in_level_spread_or_missing_values_are_named() -> None:

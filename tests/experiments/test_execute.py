@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +199,7 @@ def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-def test_the_estimate_is_by_the_clock(
-    parallel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_estimate_is_by_the_clock(parallel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many runs there are in parallel; algorithms differ in speed, and processes have to start."""
     clock, store = [1000.0], Store(tmp_path)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])

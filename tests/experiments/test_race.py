@@ -156,17 +156,6 @@ class TestRace:
         assert size(1000.0, None, None, None, exhaustive=True) == size(None, None, None, None) == (3, 3)
         assert size(30.0, None, None, 60.0) > size(30.0, None, None, 10.0)
 
-    def test_the_time_of_a_stage(self) -> None:
-        contest, times = race(3, 2), Times(2.0, 0.5)
-        start = [
-            contest.seconds(stage, times, jobs) for stage, jobs in itertools.product(contest.stages, (1, 2))
-        ]
-        work = [start[2 * n] - start[2 * n + 1] for n in range(4)]  # half of it
-        assert work[0] == pytest.approx(5 * 3 * 0.5 / 2)
-        assert work[1] == pytest.approx(5 * 4 * 3.0 / 2)
-        assert work[2] == pytest.approx(5 * (3 * 0.5 + 4 * 3.0) / 2)
-        assert work[3] == pytest.approx(5 * 4 * (3 * 0.5 + 3 * 3.0) / 2)
-
 
 FEW: dict[str, Any] = {
     "algorithms": ["erm", "fish"],
