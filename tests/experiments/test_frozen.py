@@ -67,21 +67,6 @@ def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: 
     assert len(computed) == 2
 
 
-@needs_timm
-def test_compare_takes_weights_and_model_options(images: Path) -> None:
-    from shoal.models import build
-
-    theirs = build(BACKBONE, input_shape=(3, 32, 32), classes=9, seed=5)
-    torch.save(theirs.features.body.state_dict(), "w.pt")
-    few: dict[str, Any] = {"algorithms": "erm", "seeds": 1, "search": 2, "held_out": "oslo", "jobs": 1}
-    found = shoal.compare("pics", **GIVEN, **few, weights="w.pt", model_options={"dropout": 0.1}, out="out")
-    runs = [r.config for r in found.records if r.config.algorithm == "erm"]
-    assert {(r.weights, r.model_options["dropout"], r.schedule) for r in runs} == {("w.pt", 0.1, "warmup:1")}
-    first, second = sorted((r.lr for r in runs), key=lambda lr: lr != 5e-5)
-    assert first == 5e-5
-    assert 1e-5 <= second <= 10**-3.5
-
-
 @pytest.mark.parametrize("model", [None, "small-cnn"])
 def test_what_cannot_be_frozen_is_said(model: str | None, images: Path) -> None:
     with pytest.raises(InputError, match=r"frozen|freeze"):
