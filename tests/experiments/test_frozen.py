@@ -50,7 +50,7 @@ def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: 
     assert len(computed) == 1
     config = read_config(images / "r-erm")
     assert (config.model_options, config.lr) == ({"frozen": True}, 1e-3)
-    training = prepare(config, "cpu")
+    training = prepare(config, "cpu").setup
     trained = load_file(images / "r-erm" / "model.safetensors")
     moved = {n for n, v in training.model.state_dict().items() if not torch.equal(trained[n], v)}
     assert moved == {"head.weight", "head.bias"}

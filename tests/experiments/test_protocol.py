@@ -154,7 +154,7 @@ def test_from_plan_to_numbers(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"held_out": only, "pairs": True, "steps": 2, "eval_every": 1}
     configs = protocol.plan(DIGITS, ["erm"], seeds=1, search=1, **fields)
     other = replace(configs[0], protocol=ABOUT | {"seed": 1})
-    one, two = (prepare(c, "cpu").data.splits for c in (configs[0], other))
+    one, two = (prepare(c, "cpu").setup.data.splits for c in (configs[0], other))
     assert one["train"].indices.tolist() != two["train"].indices.tolist()
     store = Store(tmp_path)
     for config in configs:
