@@ -249,7 +249,8 @@ def test_ticks_are_few_distinct_and_inside(values: list[float]) -> None:
 
 def test_one_far_off_row_leaves_the_others_their_scale() -> None:
     def row(mean: float) -> dict[str, Any]:
-        return {"mean": mean, "low": mean - 0.02, "high": mean + 0.02, "se": 0.01, "values": {"a": mean - 0.03}}
+        ends = {"low": mean - 0.02, "high": mean + 0.02, "se": 0.01}
+        return {"mean": mean, **ends, "values": {"a": mean - 0.03}}
 
     near = {"erm": row(-0.01), "fish": row(0.01), "coral": row(-0.03)}
     chart = charts.differences({**near, "majority": row(-0.4)}, "accuracy")

@@ -150,8 +150,9 @@ class Runs:
         seconds = remaining * (now - (self.started or now)) / done if known else None
         fractions = {name: step / left[name].steps for name, step in steps.items()}
         names = [f"{self.describe(left[n])} {100 * f:.0f} %" for n, f in fractions.items()]
-        note = f"{self.total - len(left)}/{self.total} runs: {', '.join(names)}"
-        return (self.total - len(left) + sum(fractions.values())) / self.total, seconds, note[:100].rstrip(": ")
+        count = self.total - len(left)
+        note = f"{count}/{self.total} runs: {', '.join(names)}"[:100].rstrip(": ")
+        return (count + sum(fractions.values())) / self.total, seconds, note
 
     def describe(self, config: RunConfig) -> str:
         """A run among others: what they mostly differ in."""

@@ -122,10 +122,9 @@ def _columns(result: Result) -> Table:
         part = f"{how['part']} " if how["part"] else "high value " if how["measure"] == "share" else ""
         most = f"{how['domain']}: {part}{here}, elsewhere {elsewhere.split(' ', 1)[-1]}"
         if c["changes"]:  # in the two domains where the correlation is lowest and highest
-            (low, least), (high, largest) = (f(c["correlations"].items(), key=lambda i: i[1]) for f in (min, max))
-            label = f" with label {c['label']}" if c["label"] else ""
-            relation = f"{'flips' if c['flips'] else 'changes'}: correlation{label} "
-            relation += f"{least:+.2f} in {low}, {largest:+.2f} in {high}"
+            each, label = c["correlations"], f" with label {c['label']}" if c["label"] else ""
+            ends = [f"{each[d]:+.2f} in {d}" for d in (min(each, key=each.get), max(each, key=each.get))]
+            relation = f"{'flips' if c['flips'] else 'changes'}: correlation{label} {', '.join(ends)}"
         numbers = (f"{100 * c['share']:.1f}", f"{c['p']:.3f}")
         found.add(c["name"], *numbers, most, relation, f"{c['relation_p']:.3f}")
     return found
@@ -246,7 +245,8 @@ def _advice(result: Result, command: str) -> str:
         return f"use ERM, with {size}: {_span(result, average)}. To check: {command}"
     how, algorithms = "no gradient conflict was detected", "erm coral vrex groupdro"
     if conflicts := _conflicts(result):
-        how, algorithms = f"gradients conflict {' and '.join(conflicts)}", "erm fish fish:regrouped vrex coral"
+        how = f"gradients conflict {' and '.join(conflicts)}"
+        algorithms = "erm fish fish:regrouped vrex coral"
     relation = (
         " If P(label | inputs) itself changes, no method can predict what it will be in a new domain; look "
         "for the cause, such as a different instrument or label definition."
