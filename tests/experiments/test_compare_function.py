@@ -81,7 +81,7 @@ def test_the_default_folder_is_named_after_the_data_and_others_are_refused() -> 
     [
         (lambda: arrays()[:1], {}, "three arrays"),
         (lambda: (arrays()[0][:7], *arrays()[1:]), {}, "lengths"),
-        (lambda: 7, {}, "got 7"),
+        (lambda: 7, {}, "^data must be"),
         (lambda: "nowhere.csv", {}, "nowhere.csv"),
         (lambda: "rotated-digits", {}, "^label"),
         (None, {"seeds": 0}, "^seeds"),
