@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.data.reading import as_table
-from shoal.data.table import Preprocessing, Tally, summary
+from shoal.data.tables import Encoder, as_table
 from shoal.experiments.drift import ColumnDrift, column_drift, stability
 
 
@@ -31,17 +30,16 @@ def table(rows: int, seed: int, **changes: Any) -> dict[str, Any]:
     return content
 
 
-def fitted(rows: int = 2000, seed: int = 0) -> Preprocessing:
-    return Preprocessing.fit(table(rows, seed))
+def fitted(rows: int = 2000, seed: int = 0) -> Encoder:
+    return Encoder.fit(table(rows, seed))
 
 
-def drifted(fit: Preprocessing, new: Any, entities: int | None = None) -> dict[str, ColumnDrift]:
-    content, tally = as_table(new), Tally()
-    fit.transform(content, tally)
-    now = {step.name: summary(step, content[step.name]) for step in fit.steps}
-    return {
-        one.column: one for one in column_drift(fit.training, now, tally.unseen, tally.unparsed, entities)
-    }
+def drifted(fit: Encoder, new: Any, entities: int | None = None) -> dict[str, ColumnDrift]:
+    content = as_table(new)
+    unknown, rows = fit.unknown(content), np.arange(content.rows)
+    now = {step.name: step.summary(content[step.name], rows) for step in fit.steps}
+    found = column_drift(fit.training, now, unknown.new, unknown.unread, entities)
+    return {one.column: one for one in found}
 
 
 def test_no_drift_is_seldom_flagged() -> None:

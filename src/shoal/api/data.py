@@ -79,7 +79,7 @@ def check(
         progress: show progress on stderr.
         **options: how to read the data, see :class:`~shoal.options.DataOptions`.
     """
-    from shoal.data.reading import ENDINGS, ending
+    from shoal.data.tables import ENDINGS, ending
     from shoal.registry import DATASETS
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -110,7 +110,7 @@ def check(
 
 
 def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
-    from shoal.data.own import check_table
+    from shoal.data.tables import check_table
     from shoal.report import columns
 
     name = Path(data).name if isinstance(data, (str, Path)) else "the table"

@@ -238,7 +238,7 @@ def score(
     import numpy as np
 
     from shoal.api import scoring
-    from shoal.data.reading import as_table, rows_of
+    from shoal.data.tables import as_table, is_table
     from shoal.trained import as_trained, output_file
 
     trained = as_trained(model, device)
@@ -250,7 +250,7 @@ def score(
         )
     if kind == "image" and not (isinstance(data, str | Path) and Path(data).expanduser().is_dir()):
         raise InputError("must be a folder with images, as domain/class/image or class/image.", "data")
-    if kind != "image" and rows_of(data) is None:
+    if kind != "image" and not is_table(data):
         raise InputError(f"this model takes a table (.csv, .parquet …), not {shown(data)}.", "data")
     path = None
     if out is not None:

@@ -21,9 +21,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from shoal.data.batch import TASKS, DomainData, Examples, TensorData, leaves
 from shoal.data.domains import Domains
 from shoal.data.loader import _as_tensor, concatenate, seeded
-from shoal.data.own import SHARE, Labels, Names, _listed, _notes
-from shoal.data.reading import as_column
 from shoal.data.splits import split
+from shoal.data.tables import SHARE, Column, Labels, Names, names_of, plain, split_notes
 from shoal.errors import InputError, check_names, listed, shown
 from shoal.settings import checked, coerce
 
@@ -83,21 +82,21 @@ def from_arrays(
         inputs = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))
     if inputs.ndim < 2 or not len(inputs):
         raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
-    inputs, column, names = inputs.float(), as_column(y, "y"), _domain_names(domains)
+    inputs, column, names = inputs.float(), Column(plain(y, "y")), _domain_names(domains)
     if not len(inputs) == len(column) == len(names):
         count = f"x has {len(inputs)} examples, y {len(column)} and domains {len(names)}"
         raise InputError(f"{count}; the lengths must be equal.")
     if not bool((finite := inputs.isfinite().flatten(1).all(1)).all()):
         raise InputError(f"x has a number in example {int((~finite).nonzero()[0])} that is not finite.")
     target = Labels.read(column, "y", task)
-    splits = split(Domains.from_labels(names), _listed(held_out), validation, seed)
+    splits = split(Domains.from_labels(names), names_of(held_out, "names of domains"), validation, seed)
     return DomainData(
         examples=TensorData(inputs, torch.from_numpy(target.numbers({}))),
         splits=splits,
         classes=target.classes,
         input_shape=tuple(inputs.shape[1:]),
         model=MODELS.get(inputs.ndim - 1, ""),
-        notes=_notes(splits, target),
+        notes=split_notes(splits, target),
         measures=("accuracy", "AUC") if target.classes == 2 else (),
         class_names=target.names,
     )
@@ -143,7 +142,7 @@ def from_dataset(
     warn_of(found.notes)
     return DomainData(
         examples=found.examples,
-        splits=split(Domains.from_labels(names), _listed(held_out), validation, seed),
+        splits=split(Domains.from_labels(names), names_of(held_out, "names of domains"), validation, seed),
         classes=found.classes,
         input_shape=found.input_shape,
         model=MODELS.get(len(found.input_shape), ""),

@@ -12,9 +12,18 @@ from torch import Tensor
 from shoal.data.batch import DomainData, Examples
 from shoal.data.images import ToTensor, need_pillow
 from shoal.data.images import described as image_inputs
-from shoal.data.own import SHARE, Labels, Names, _listed, _notes, domains_of, from_table
-from shoal.data.reading import as_table, need_column
 from shoal.data.splits import split
+from shoal.data.tables import (
+    SHARE,
+    Labels,
+    Names,
+    as_table,
+    domains_of,
+    from_table,
+    names_of,
+    need_column,
+    split_notes,
+)
 from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
 from shoal.data.text import described as text_inputs
 from shoal.errors import InputError, check_names
@@ -71,7 +80,9 @@ def from_hf(
         need_column(name, columns, what)
     named = as_table({name: _values(dataset, name) for name in dict.fromkeys((label, domain))})
     target = Labels.read(named[label], label, None)
-    splits = split(domains_of(named[domain], domain), _listed(held_out), validation, seed)
+    splits = split(
+        domains_of(named[domain], domain), names_of(held_out, "names of domains"), validation, seed
+    )
     y = torch.from_numpy(target.numbers({}))
     model, inputs = "small-cnn", image_inputs(size)
     shape: tuple[int, ...] = (3, size, size)
@@ -82,7 +93,7 @@ def from_hf(
         inputs = text_inputs(model, max_tokens, column=text)
     else:
         examples = HubImages(dataset, str(image), y, size)
-    notes, names = _notes(splits, target), target.names
+    notes, names = split_notes(splits, target), target.names
     return DomainData(
         examples, splits, target.classes, shape, model, notes=notes, class_names=names, inputs=inputs
     )

@@ -21,7 +21,7 @@ from shoal.data.images import (
     read_folders,
     split_files,
 )
-from shoal.data.reading import ALL, CsvRows, check_header, need_column, rows_of
+from shoal.data.tables import as_table, need_column
 from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
 
@@ -132,15 +132,11 @@ def manifest_domains(*, file: str | None = None, **others: Any) -> tuple[str, ..
 
 def read_manifest(path: Path) -> tuple[pd.DataFrame, pd.Series[str] | None]:
     """The files listed, and the split of each where the table has one."""
-    source = rows_of(path) or CsvRows(path)
+    source = as_table(path)
     for name in COLUMNS:
-        need_column(name, source.names, f"images of {source.where}")
-    check_header(source.names, source.where)
-    columns = [name for name in (*COLUMNS, "split") if name in source.names]
-    parts = [pd.DataFrame({n: part[n].texts() for n in columns}) for part in source.parts(columns, ALL)]
-    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
-    if table.empty:
-        raise InputError(f"{source.where} lists no images.")
+        need_column(name, source, f"images of {source.where}")
+    columns = [name for name in (*COLUMNS, "split") if name in source]
+    table = pd.DataFrame({name: source[name].texts() for name in columns})
     for name in columns:
         empty = table[name].isna() | (table[name].str.strip() == "")
         if empty.any():
