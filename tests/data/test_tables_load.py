@@ -14,7 +14,7 @@ import shoal
 from shoal import datasets as sets
 from shoal import models
 from shoal.data import DomainData, from_arrays, from_table
-from shoal.data.tables import Column, Encoder, Labels, TableRows, plain
+from shoal.data.tables import Encoder, Labels, TableRows, as_table
 from shoal.errors import InputError
 
 
@@ -31,7 +31,7 @@ def patients(rows: int = 120, seed: int = 0) -> dict[str, Any]:
 
 class TestLabels:
     def read(self, *values: Any, task: str | None = None) -> Labels:
-        return Labels.read(Column(plain(list(values), "y")), "y", task)
+        return Labels.read(as_table({"y": list(values)})["y"], "y", task)
 
     def test_classes_of_any_type(self) -> None:
         assert self.read("b", "a", "b").names == ("a", "b")
@@ -81,7 +81,7 @@ class TestLabels:
         table = {0: list(np.arange(40) % 7 / 2), 1: [0, 1] * 20, 2: [n % 3 == 0 for n in range(40)]}
         data = from_table(table, label=1, domain=2, held_out=True)  # type: ignore[arg-type]
         assert data.splits["test"].names == ("True",)
-        with pytest.raises(InputError, match="label of from_table must be text"):
+        with pytest.raises(InputError, match="label must be text"):
             from_table(table, label=["y"], domain=2)  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ class TestFromTable:
             ({"kinds": {"age": "number"}}, "unknown kind of a column: 'number'"),
             ({"held_out": 7}, "unknown domain '7'"),
             ({"drop": 0.5}, "no column '0.5' for the list"),
-            ({"drop": [None]}, "drop must be strings or numbers"),
+            ({"drop": [None]}, "drop must be names of columns, got None"),
             ({"drop_rows": ["total"]}, "unknown kind of rows to drop: 'total'"),
             ({"validation": 1.5}, "share must be .* got 1.5"),
         ],

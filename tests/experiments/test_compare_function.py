@@ -23,6 +23,7 @@ from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
+from shoal.training.calibration import fit_temperature
 
 FEW: dict[str, Any] = {"algorithms": ["erm", "fish"], "seeds": 1, "search": 1, "steps": 5, "batch_size": 8}
 FEW |= {"device": "cpu", "jobs": 1, "baselines": False, "progress": False}
@@ -49,7 +50,7 @@ def frame() -> pandas.DataFrame:
 class TestData:
     def test_data_in_memory_are_written_once(self) -> None:
         found = shoal.compare(arrays(), **OF_TABLE, **FEW)
-        (file,) = found.folder.glob("data-*.csv")
+        (file,) = found.folder.glob("data-*.parquet")
         assert file.parent.parent == Path("shoal-compare")
         same = shoal.compare(frame().astype({"ill": "category"}), **OF_TABLE, **FEW)
         assert (same.folder, same.result["identities"]) == (found.folder, found.result["identities"])
@@ -85,7 +86,7 @@ class TestData:
             (lambda: arrays()[:1], "three arrays"),
             (lambda: (np.zeros((4, 2, 2)), *arrays()[1:]), "shape"),
             (lambda: (arrays()[0][:7], *arrays()[1:]), "lengths"),
-            (lambda: 7, "int"),
+            (lambda: 7, "got int"),
             (lambda: "nowhere.csv", "nowhere.csv"),
             (lambda: "rotated-digits", "^label"),
         ],
@@ -122,7 +123,10 @@ class TestData:
     def test_what_is_wrong_with_a_later_fold_is_known_before_any_training(self) -> None:
         sites = ["kyoto", "lima", *["oslo"] * 58]  # without oslo one example is left of each
         file = table(Path("few.csv"), rows=60, sites=sites)
-        with pytest.raises(InputError, match="with 'oslo' held out"):
+        with (
+            pytest.raises(InputError, match="with 'oslo' held out"),
+            pytest.warns(UserWarning, match="rows 1, 2 are the only ones of their domains"),
+        ):
             shoal.compare(file, **OF_TABLE, held_out=["kyoto", "oslo"], **FEW)
         assert not Path("shoal-compare").exists()
 
@@ -172,7 +176,7 @@ class TestResult:
         rows, best = found.to_frame(), found.result["rows"][0]
         assert list(rows.index) == [row["algorithm"] for row in found.result["rows"]]
         assert rows["mean"].iloc[0] == best["average"]["mean"]
-        assert "<table>" in found._repr_html_()
+        assert "<table" in found._repr_html_()
         for name, begin in (("a.md", "# "), ("a.csv", "algorithm,"), ("a.json", "{")):
             assert found.save(name).read_text().startswith(begin)
         assert "<!doctype html>" in found.save("a.html").read_text().lower()
@@ -180,29 +184,76 @@ class TestResult:
         with pytest.raises(InputError, match="txt"):
             found.save("a.txt")
 
-    def test_the_command_at_the_end_trains_what_was_scored(self) -> None:
-        given = {**FEW, "algorithms": "fish", "search": 3, "lr": 0.01, "metric": "AUC"}
-        found = shoal.compare(arrays(), out="mine", **given)
-        command = next(line for line in str(found).splitlines() if line.startswith("  shoal train "))
-        assert main([*shlex.split(command)[1:], "--device", "cpu"]) == 0
-        (path,) = Path("runs").glob("*/record.json")
-        record = json.loads(path.read_text())
-        assert "test" not in record["history"][-1]["scores"]
-        assert list(record["history"][-1]["scores"]["train"]["domains"]) == ["d000", "d001", "d002"]
-        trained = RunConfig.from_dict(record["config"])
-        scored = [r.config for r in found.records]
-        fields = ("algorithm", "steps", "batch_size", "lr", "metric", "select", "eval_every")
-        assert [getattr(trained, f) for f in (*fields, "settings")] in [
-            [getattr(c, f) for f in (*fields, "settings")] for c in scored
-        ]
 
-    def test_an_option_without_a_flag_is_a_call_in_python(self) -> None:
-        text = str(shoal.compare(arrays(), out="mine", optimizer_options={"weight_decay": 0.1}, **FEW))
-        command = next(line for line in text.splitlines() if "shoal.train(" in line)
-        assert "optimizer_options={'weight_decay': 0.1}" in shlex.split(command)[2]
-        shoal.train("erm", arrays(), steps=5, device="cpu", out="run", progress=False)
-        given = {**FEW, "algorithms": "erm++", "weights": "run/model.safetensors"}
-        assert "  shoal train erm++ " in str(shoal.compare(arrays(), **given))
+class TestRefit:
+    def test_it_trains_what_was_scored_on_all_domains(self) -> None:
+        given = {**FEW, "algorithms": "fish", "search": 2, "lr": 0.01, "metric": "AUC"}
+        found = shoal.compare(arrays(), out="mine", **given)
+        model = found.refit("model", row="fish")
+        trained = RunConfig.from_dict(model.record["config"])
+        fields = ("algorithm", "steps", "batch_size", "lr", "metric", "settings", "seed")
+        scored = [[getattr(r.config, f) for f in fields] for r in found.records]
+        assert [getattr(trained, f) for f in fields] in scored
+        scores = model.record["history"][-1]["scores"]
+        assert "test" not in scores
+        assert dict(zip(scores["train"]["domains"], scores["train"]["sizes"], strict=True)) == {
+            **{"d000": 40, "d001": 40, "d002": 40}
+        }
+        assert (model.about.calibration.on, model.about.calibration.count) == ("held-out domains", 120)  # type: ignore[union-attr]
+        again = shoal.compare(arrays(), out="mine", **given).refit("model", row="fish")
+        assert again.about == model.about
+        with pytest.raises(InputError, match=r"^fit: 'model' contains another"):
+            shoal.compare(arrays(), out="other", **{**given, "lr": 0.02}).refit("model", row="fish")
+
+    def test_temperature_is_that_of_held_out_predictions(self) -> None:
+        found = shoal.compare(arrays(), out="mine", **{**FEW, "algorithms": "erm", "baselines": True})
+        model, logits, labels = found.refit(row="logistic-regression"), list[Any](), list[Any]()
+        x, y, domains = arrays()
+        for record in (r for r in found.records if r.config.algorithm == "logistic-regression"):
+            held_out = record.config.held_out
+            own = shoal.load(found.folder / "models" / record.config.identity)
+            here = domains == held_out
+            columns = {f"x{n}": x[here, n] for n in range(3)}
+            logits.append(np.log(own.probabilities(own.run(columns)[1], calibrated=False)))
+            labels.append((y[here] == "yes").astype(int))
+        wanted = fit_temperature(np.concatenate(logits), np.concatenate(labels), prior=1.0)
+        assert model.temperature == pytest.approx(wanted, rel=1e-4)
+        plain = shoal.compare(arrays(), out="mine", calibrate=False, **{**FEW, "baselines": True})
+        assert plain.refit(row="logistic-regression").temperature == 1
+
+    def test_importance_says_where_a_column_misleads(self) -> None:
+        """x1 is like the label, but in one domain it is the opposite; x2 is noise."""
+        rng, site = np.random.default_rng(0), np.repeat([*"abcd"], 60)
+        y = rng.integers(0, 2, 240)
+        sign = np.where(site == "d", -1, 1)
+        x = np.stack([2 * y, 1.2 * sign * (2 * y - 1), 0 * y], axis=1) + rng.normal(size=(240, 3))
+        found = shoal.compare((x, y, site), out="mine", **{**FEW, "algorithms": "erm", "baselines": True})
+        importance = found.importance(row="logistic-regression")
+        columns = {each["column"]: each for each in importance.columns}
+        assert importance.columns[0]["column"] == "x0"
+        assert {name: each["misleads"] for name, each in columns.items()} == {"x0": [], "x1": ["d"], "x2": []}
+        assert columns["x0"]["low"] > 0
+        assert columns["x1"]["domains"]["a"]["low"] > 0 > columns["x1"]["domains"]["d"]["high"]
+        assert abs(columns["x2"]["mean"]) < 0.02
+        assert importance.to_frame().loc["x1", "d"] == columns["x1"]["domains"]["d"]["value"]
+        assert "x1" in str(importance)
+        assert "Importance of the columns" in (found.folder / "report.html").read_text()
+
+    def test_where_nothing_is_recommended_nothing_is_fitted(self, capsys: pytest.CaptureFixture[str]) -> None:
+        file = table(Path("two.csv"), sites=["oslo", "lima"] * 80)
+        words = ["compare", str(file), "--label", "ill", "--domain", "site", "--algorithms", "erm"]
+        words += ["--steps", "5", "--seeds", "1", "--search", "1", "--device", "cpu", "--fit", "model"]
+        assert main(words) == 1
+        out = capsys.readouterr().out
+        assert (
+            "Not fitted: no algorithm is recommended, as there are fewer than three held-out domains" in out
+        )
+        assert not Path("model").exists()
+        with pytest.raises(InputError, match=r"'fihs'.*'fish'"):
+            shoal.compare(arrays(), out="mine", **FEW).refit(row="fihs")
+        Path("model").mkdir()
+        assert main(words) == 2
+        assert "--fit: 'model' exists" in capsys.readouterr().err
 
 
 class TestResume:
@@ -250,21 +301,21 @@ class TestResume:
             shoal.compare(arrays(), **FEW)
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_the_commands_of_a_comparison_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_fits_a_model_for_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """On a table with a column of each kind, and an escape sequence in the name of a domain."""
     draw, lines = np.random.default_rng(0), ["age,sex,visit,smoker,site,ill"]
     for site in ("oslo", "lima", "red\x1b[31m"):
         for day, age in enumerate(draw.normal(50, 10, 30)):
             cells = (f"{age:.2f}", "mf"[day % 2], f"2024-0{1 + day % 9}-11", ("yes", "no")[day % 3 == 0])
-            lines.append(",".join([*cells, site, "yes" if age + draw.normal(0, 10) > 50 else "no"]))
+            lines.append(",".join([*cells, site, "yes" if age + draw.normal(0, 4) > 50 else "no"]))
     Path("one.csv").write_text("\n".join(lines))
-    found = shoal.compare("one.csv", **OF_TABLE, **{**FEW, "algorithms": "erm"}, held_out="oslo")
+    found = shoal.compare("one.csv", **OF_TABLE, **{**FEW, "algorithms": "erm", "baselines": True}, fit="F")
+    assert found.not_fitted == ""
     commands = [line.strip() for line in str(found).splitlines() if line.startswith("  shoal ")]
-    assert [line.split()[1] for line in commands] == ["train", "predict", "score", "export"]
-    assert main([*shlex.split(commands[0])[1:], "--device", "cpu"]) == 0
-    assert main(["score", shlex.split(commands[0])[-1], "one.csv"]) == 0
-    capsys.readouterr()
+    assert [line.split()[1] for line in commands] == ["predict", "score", "export"]
+    for words in map(shlex.split, commands[:2]):
+        assert main([*words[1:-1], "one.csv"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from shoal.data.images import (
     SIZE,
     SPLITS,
     domain_folders,
+    first_copies,
     image_data,
     image_frame,
     read_folders,
@@ -62,7 +63,7 @@ def load_folder(
     files = read_image_folder(needed("image-folder", "folder", folder, "your own images"), splits_are_domains)
     options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
     options |= {"augment_validation": augment_validation, "augment_on": augment_on}
-    return image_data(files, split_files(files, held_out, seed), options=options)
+    return image_data(files, split_files(files, held_out, seed, copies=False), options=options)
 
 
 def read_image_folder(folder: Path, splits_are_domains: bool = False) -> pd.DataFrame:
@@ -109,15 +110,19 @@ def load_manifest(
     path = needed("manifest", "file", file, "a list of images")
     files, split = read_manifest(path)
     if split is None:
-        splits = split_files(files, held_out, seed)
+        splits = split_files(files, held_out, seed, copies=False)
     elif held_out is not None:
         message = f"{str(path)!r} has a column 'split', which defines the test split; use only one of them."
         raise InputError(message, "held_out")
     else:
-        splits = {}
+        first, splits = first_copies(files), {}
+        for row in np.flatnonzero(first != np.arange(len(files))):
+            if split[row] != split[first[row]]:
+                pair = f"{files['path'][first[row]]!r} ({split[first[row]]}) and {files['path'][row]!r}"
+                raise InputError(f"{pair} ({split[row]}) are the same image in two splits; remove one.")
         for name in SPLITS:
-            rows = files.index.to_series()[split == name].groupby(files["domain"], observed=True)
-            if members := {str(domain): np.asarray(own) for domain, own in rows}:
+            rows = pd.Series(first)[split == name].groupby(files["domain"], observed=True)
+            if members := {str(domain): np.unique(own) for domain, own in rows}:
                 splits[name] = Domains.from_indices(members)
         if "train" not in splits:
             raise InputError(f"{str(path)!r} has no row of split train; there is nothing to train on.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -187,11 +186,9 @@ def _whole_number(text: str) -> str:
 
 def entities_of(column: Column, name: str, numbers: Array | None = None) -> Array:
     """Which entity each row is of."""
-    names, codes = column.categories()
+    codes: Array = column.categories()[1]
     if (codes < 0).any():
         raise InputError(
             f"group {name!r} is missing in {_rows(np.flatnonzero(codes < 0), numbers)}; {REMOVE}"
         )
-    if len(names) == len(codes):
-        warnings.warn(f"group {name!r} is different in every row, so it has no effect", stacklevel=5)
     return codes

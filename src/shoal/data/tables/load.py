@@ -21,23 +21,20 @@ from torch import Tensor
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
-from shoal.data.splits import split
+from shoal.data.splits import SHARE, Names, domain_names, split, split_notes
 from shoal.data.tables import audit
 from shoal.data.tables.cells import Format
 from shoal.data.tables.encode import Encoder
 from shoal.data.tables.kinds import DROPPED, ColumnType, Hints, infer, number_format
 from shoal.data.tables.labels import Labels, domains_of, entities_of, unlabelled
-from shoal.data.tables.read import cell_text, need_column
+from shoal.data.tables.read import need_column
 from shoal.data.tables.table import Table, as_table
 from shoal.errors import InputError, TableWarning, check_names, listed
 from shoal.options import DropRows
 from shoal.settings import checked, shown
 
 Array = NDArray[Any]
-SHARE = 0.2
 DROP_ROWS = get_args(DropRows)
-Names = str | float | bool | Iterable[str | float | bool] | None
-"""Of domains; numbers as they are in the column."""
 Value = TypeVar("Value")
 
 
@@ -120,7 +117,7 @@ def from_table(
     target, domains, roles = content.target, content.domains, content.roles
     assert target is not None
     assert domains is not None
-    splits = split(domains, names_of(held_out, "names of domains"), validation, seed, content.entities)
+    splits = split(domains, domain_names(held_out), validation, seed, content.entities)
     train = splits["train"].examples()
     about = {**roles, "name": label, "task": target.task, **target.scaling(train)}
     about |= {} if target.names else {"how": vars(content.written)}
@@ -128,6 +125,8 @@ def from_table(
     encoder = Encoder.fit(content.table, train, content.types, about)
     encoder = replace(encoder, columns=content.report)
     x, y = encoder.transform(content.table), target.numbers(about)
+    notes = split_notes(splits, target.values if target.names else None, target.names)
+    notes |= content.notes(splits, encoder.dropped)
     if multiprocessing.parent_process() is None:  # once, not in every worker process
         for line in [*audit.report_lines(encoder.columns), *content.remarks]:
             warnings.warn(f"{line}.", TableWarning, stacklevel=3)
@@ -137,7 +136,7 @@ def from_table(
         classes=target.classes,
         input_shape=(encoder.width,),
         model="tabular",
-        notes=split_notes(splits, target) | content.notes(splits, encoder.dropped),
+        notes=notes,
         measures={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
         class_names=target.names,
         inputs=encoder.to_dict(),
@@ -209,9 +208,9 @@ def content_of(
         label,
         domain,
         group,
-        None if columns is None else names_of(columns, "columns"),
-        names_of(drop, "drop"),
-        names_of(drop_rows, "drop_rows"),
+        None if columns is None else _names("columns", columns),
+        _names("drop", drop),
+        _names("drop_rows", drop_rows),
         Hints({str(k): str(v) for k, v in (kinds or {}).items()}, decimal, day_first),
         task,
     )
@@ -221,6 +220,16 @@ def content_of(
         content.memo[repr(choice)] = Content(content, choice, attempt)
     found: Content = content.memo[repr(choice)]
     return found
+
+
+def _names(what: str, names: Names) -> list[str]:
+    """One name or several, as text."""
+    if names is None:
+        return []
+    several = [names] if isinstance(names, (str, int, float)) else listed(names, what)
+    if bad := [name for name in several if not isinstance(name, (str, int, float, np.number))]:
+        raise InputError(f"must be names of columns, got {shown(bad[0])}.", what)
+    return [str(name) for name in several]
 
 
 class Content:
@@ -349,6 +358,8 @@ class Content:
         remarks = audit.rows_of_note(self.table, self.suspects()) if self.roles else []
         for kind, numbers in self.dropped_rows.items():
             remarks.append(f"left out ({kind}): {audit.row_list(numbers.tolist())}")
+        if self.entities is not None and len(np.unique(self.entities)) == self.table.rows:
+            remarks.append(f"group {self.roles['group']!r} is different in every row, so it has no effect")
         if self.target is None or self.domains is None:
             return remarks
         domain = self.domain_codes
@@ -400,33 +411,6 @@ class Content:
         if alone:
             notes["classes"] = "; ".join(audit.in_words(alone))
         return notes
-
-
-def names_of(names: Names, what: str) -> list[str]:
-    """One name or several, as text; ``what`` they are is said where they are none."""
-    if names is None:
-        return []
-    several = [names] if isinstance(names, (str, int, float, np.number)) else listed(names, what)
-    try:
-        return [str(n) if isinstance(n, str | bool | np.bool_) else cell_text(float(n)) for n in several]
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise InputError(f"{what} must be strings or numbers, got {shown(names)}.") from None
-
-
-def split_notes(splits: Mapping[str, Domains], target: Labels) -> dict[str, str]:
-    """Domains without validation examples, and classes that are only in the test split."""
-    notes = {}
-    small = [n for n in splits["train"].names if n not in splits["validation"].names]
-    if small:
-        some = ", ".join(map(repr, small[:5])) + (", …" if len(small) > 5 else "")
-        notes["domains"] = f"too small for validation examples: {some}"
-    if target.names and "test" in splits:
-        seen = set(target.values[splits["train"].indices].tolist())
-        unseen = sorted(set(target.values[splits["test"].indices].tolist()) - seen)
-        if unseen:
-            some = ", ".join(repr(target.names[c]) for c in unseen[:5])
-            notes["test"] = f"it has classes without training examples: {some}"
-    return notes
 
 
 class TableRows(TensorData):
