@@ -136,10 +136,10 @@ def check_wandb() -> Any:
     try:
         wandb = importlib.import_module("wandb")
     except ImportError as error:
-        raise InputError("Weights & Biases is not installed: pip install wandb") from error
+        raise InputError("Weights & Biases is not installed: pip install 'shoal[wandb]'") from error
     if not hasattr(wandb, "init"):  # a folder of that name, such as the one W&B itself leaves behind
         raise InputError(
-            "Weights & Biases is not installed, only a folder is called wandb: pip install wandb"
+            "Weights & Biases is not installed, only a folder is called wandb: pip install 'shoal[wandb]'"
         )
     return wandb
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import importlib.util
 import re
 import warnings
 from collections import Counter
@@ -209,6 +210,8 @@ def _names(cells: Iterable[Any]) -> list[str]:
 
 def _excel(path: Path, where: str, sheet: str | int | None, skip_rows: int) -> pd.DataFrame:
     """A sheet of a workbook: a row of names, then rows of values; empty rows are left out."""
+    if importlib.util.find_spec("openpyxl") is None:
+        raise InputError(f"{where} requires openpyxl: pip install 'shoal[excel]', or save it as CSV.")
     with path.open("rb") as file:
         if file.read(8) == bytes.fromhex("D0CF11E0A1B11AE1"):
             raise InputError(f"{where} has a password, or is an old .xls file; save it as .xlsx without one.")
