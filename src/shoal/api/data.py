@@ -358,7 +358,7 @@ def _planned(plan: Mapping[str, Any]) -> str:
     for one in plan["files"]:
         size = amount(one["size"]) if one["size"] else "size unknown"
         kind, _, value = (one["checksum"] or "").partition(":")
-        checksum = f"{kind} {value} ({one['said_by']})" if kind else "no checksum is published"
+        checksum = f"{kind} {value} ({one['checksum_from']})" if kind else "no checksum is published"
         lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
     return "\n".join(lines)
 

@@ -148,13 +148,13 @@ def declared(path: Path) -> SimpleNamespace:
         return root if len(domains) == len(layout.domains) else None
 
     sources = tuple(Source(**{**each, "urls": tuple(each["urls"])}) for each in about["download"])
-    arrange = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}.get(about.get("arrange"))
+    prepare = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}.get(about.get("prepare"))
     return SimpleNamespace(
         load=load,
         LAYOUT=layout,
         DOMAINS=tuple(layout.domains),
         DOMAINBED=PUBLISHED | about.get("domainbed", {}),
-        DOWNLOAD=Download(layout.folders[0], sources, find, arrange),
+        DOWNLOAD=Download(layout.folders[0], sources, find, prepare),
     )
 
 
