@@ -201,6 +201,8 @@ class TestRefit:
             labels.append((y[here] == "yes").astype(int))
         wanted = fit_temperature(np.concatenate(logits), np.concatenate(labels), prior=1.0)
         assert model.temperature == pytest.approx(wanted, rel=1e-4)
+        page = (found.folder / "report.html").read_text()
+        assert f"Temperature {wanted:.3g}, fitted on 120 examples (held-out domains)" in page
         plain = shoal.compare(arrays(), out="mine", calibrate=False, **{**FEW, "baselines": True})
         assert plain.refit(row="logistic-regression").temperature == 1
 
