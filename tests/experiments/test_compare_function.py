@@ -45,7 +45,7 @@ def arrays(domains: int = 3, rows: int = 40) -> tuple[Any, Any, Any]:
 
 def test_data_in_memory_are_written_once() -> None:
     found = shoal.compare(arrays(), **OF_TABLE, **FEW)
-    (file,) = found.folder.glob("data-*.csv")
+    (file,) = found.folder.glob("data-*.parquet")
     assert file.parent.parent == Path("shoal-compare")
     x, y, domains = arrays()
     frame = pandas.DataFrame({**{f"x{n}": x[:, n] for n in range(3)}, "ill": y, "site": domains})

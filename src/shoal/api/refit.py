@@ -18,7 +18,7 @@ from shoal import datasets as sets
 from shoal.api.result import Result, write_files
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
-from shoal.data.table import Preprocessing
+from shoal.data.tables import Encoder
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines
 from shoal.experiments.compare import is_control, selected_trial
@@ -221,7 +221,7 @@ def _columns(data: DomainData) -> dict[str, list[int]]:
     if data.inputs.get("kind") != "table" or not isinstance(data.examples, TensorData):
         raise InputError("importance is that of the columns of a table, and these data are not a table.")
     columns, start = dict[str, list[int]](), 0
-    for step in Preprocessing.from_dict(data.inputs).steps:
+    for step in Encoder.from_dict(data.inputs).steps:
         columns[step.name] = list(range(start, start + step.width))
         start += step.width
     return columns
