@@ -18,7 +18,7 @@ import shoal
 from shoal.data.batch import DomainData, evaluation_view, finished
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
-from shoal.models import _maker
+from shoal.models import maker
 from shoal.training.card import with_card
 from shoal.training.options import plain
 
@@ -138,6 +138,6 @@ def about(
 def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """With the options that were left as they are: a later version may have other defaults."""
     name = str(recipe["name"])
-    takes = list(inspect.signature(_maker(name)).parameters.values())[2:]
+    takes = list(inspect.signature(maker(name)).parameters.values())[2:]
     defaults = {option.name: option.default for option in takes if option.default is not option.empty}
     return {"name": name, "options": plain({**defaults, **(recipe.get("options") or {})})}
