@@ -34,7 +34,7 @@ from shoal.models.baseline import KINDS, Baseline
 from shoal.models.calling import call
 from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
-from shoal.training.folder import check_files, check_output, files_of
+from shoal.training.folder import check_files, check_output
 from shoal.training.processes import pick_device
 
 if TYPE_CHECKING:
@@ -415,7 +415,7 @@ def output_file(out: str | Path, model: Trained, data: Any = None) -> Path:
     path = Path(out).expanduser()
     inputs = [data] if isinstance(data, str | Path) else []
     try:
-        check_output(path, [*inputs, *(files_of(model.folder) if model.folder else [])])
+        check_output(path, inputs)
     except InputError as error:
         raise InputError(str(error), "out") from None
     return path

@@ -278,7 +278,7 @@ def fit(
     with Journal(
         folder, job.setup.processes, wandb=full["wandb"], config=config, resume_hint=hint
     ) as journal:
-        journal.begin(config)
+        journal.write_config(config)
         result = run(job, journal)
         if name := full["predictions"]:
             called = "data" if name is True else str(name)
@@ -293,7 +293,7 @@ def run(job: Job, journal: Journal | None = None) -> Fit:
     setup = job.setup
     record = RunRecord(config=_config(setup), **summary(job)).to_dict()
     main = journal is not None and setup.processes.main
-    config = journal.begun() if main and journal else describe(setup, where=False)
+    config = journal.read_config() if main and journal else describe(setup, where=False)
     recipe = getattr(setup.model, "recipe", None)
     return Fit(
         model=setup.model,

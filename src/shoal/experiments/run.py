@@ -215,7 +215,7 @@ def _run_in_folder(
         if not weights and not options.get("checkpoint_every"):
             journal = BriefJournal(folder, setup.processes, signals=signals, **given)
         with journal:
-            journal.begin(metadata)
+            journal.write_config(metadata)
             record = _train(config, job, journal)
             finished = record.status == "finished"
             if finished and setup.options["predictions"]:
