@@ -94,7 +94,7 @@ class State:
     @property
     def ids(self) -> Tensor:
         """The domain of each block of the step, (S,)."""
-        data = self._batch or self.draw
+        data = self.draw if self._batch is None else self._batch
         assert data is not None
         return data.ids
 

@@ -21,6 +21,8 @@ from shoal.tensors import like
 from shoal.training.processes import Processes
 
 Precision = Literal["fp32", "bf16"]
+NORM_EVERY = 10
+"""Steps between two measurements of the gradient's norm, unless it is clipped or in a CUDA graph."""
 
 
 class ExtraLoss(Protocol):
@@ -71,12 +73,14 @@ class Engine:
         self.extra_loss: ExtraLoss | None = None
         self.gradient_hooks: list[Callable[[Sequence[Any], Sequence[Tensor]], list[Tensor]]] = []
         self._norms: list[Tensor] = []
+        self._measures = True
         for each in (optimizer, *self.auxiliary.values()):
             _use_fused(each)
 
     def step(self, batch: MetaBatch, step: int | Tensor) -> Log:
-        """One step of the algorithm; its log, with the mean ``norm`` of the gradients that were applied."""
+        """One step of the algorithm; its log, now and then with the mean ``norm`` of the gradients applied."""
         self._norms = []
+        self._measures = isinstance(step, Tensor) or step % NORM_EVERY == 0
         log = self.algorithm.step(batch, self, step)
         _check_log(self.algorithm, log)
         if self._norms:
@@ -101,16 +105,19 @@ class Engine:
                 algorithm.extractor.attach()  # also before and after a training
                 output = call(model, batch.x)
                 features = algorithm.extractor.take()
-        return Outputs(full_precision(output), full_precision(features), batch)
+        if features is not None:
+            features = full_precision(features)
+        return Outputs(full_precision(output), features, batch)
 
     def mean_gradient(
         self, batch: MetaBatch, objective: Objective | None = None, forward: Forward | None = None
     ) -> tuple[Gradient, Log]:
         if self.accumulate == 1 and self.processes.count == 1:
-            return self._whole_gradient(batch, objective or self._mean_loss, forward)
+            loss, log, extra = self._loss(batch, objective or self._mean_loss, forward)
+            return gradient(loss if extra is None else loss + extra, self.params), log
         pieces = batch.pieces(self.accumulate)
         total: Gradient = []
-        log: Log = {}
+        log = {}
         for piece, scale in zip(pieces, self._scales(batch, pieces), strict=True):
             part = len(piece) / len(batch)  # of what this process has
             loss, values, extra = self._loss(piece, objective or partial(self._mean_loss, scale=scale), forward)
@@ -128,8 +135,8 @@ class Engine:
         if self.accumulate > 1:
             raise InputError(cannot_accumulate(self.algorithm, self.accumulate))
         if self.processes.count == 1:
-            return self._whole_gradient(batch, objective)
-        with self._collecting():
+            return self.mean_gradient(batch, objective)
+        with nullcontext() if self.extra_loss is None else self.extra_loss.collecting():
             out = self.forward(batch)
         whole, inputs = self._gathered(out)
         loss, log = _checked_loss(objective(whole))
@@ -146,26 +153,22 @@ class Engine:
         total = [d if g is None else d + g for d, g in zip(direct, own, strict=True)]
         return self.processes.sum(total), log
 
-    def _whole_gradient(
-        self, batch: MetaBatch, objective: Objective, forward: Forward | None = None
-    ) -> tuple[Gradient, Log]:
-        loss, log, extra = self._loss(batch, objective, forward)
-        return gradient(loss if extra is None else loss + extra, self.params), log
-
     def _loss(
         self, batch: MetaBatch, objective: Objective, forward: Forward | None
     ) -> tuple[Tensor, Log, Tensor | None]:
         """The objective, its log, and the extra loss of the same forward pass."""
-        with self._collecting():
+        if self.extra_loss is None:
             out = (forward or self.forward)(batch)
-        loss, log = _checked_loss(objective(out))
-        return loss, log, None if self.extra_loss is None else self.extra_loss.take()
-
-    def _collecting(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.extra_loss is None else self.extra_loss.collecting()
+            return *_checked_loss(objective(out)), None
+        with self.extra_loss.collecting():
+            out = (forward or self.forward)(batch)
+        return *_checked_loss(objective(out)), self.extra_loss.take()
 
     def _mean_loss(self, out: Outputs, scale: Tensor | None = None) -> tuple[Tensor, Log]:
         """The mean over blocks of their mean losses, each times ``scale``."""
+        if scale is None and len(out.batch.sizes) == 1:
+            loss = self.algorithm.mean_loss(out)
+            return loss, {"losses": loss.detach().reshape(1)}
         losses = self.algorithm.losses(out)
         return (losses if scale is None else losses * scale).mean(), {"losses": losses.detach()}
 
@@ -238,10 +241,11 @@ class Engine:
         if auxiliary is None:
             for hook in self.gradient_hooks:
                 gradients = hook(params, gradients)
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            self._norms.append(norm)
-            if self.clip is not None:
-                gradients = list(torch._foreach_mul(gradients, (self.clip / norm).clamp(max=1.0)))
+            if self._measures or self.clip is not None:
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+                self._norms.append(norm)
+                if self.clip is not None:
+                    gradients = list(torch._foreach_mul(gradients, (self.clip / norm).clamp(max=1.0)))
         for p, g in zip(params, gradients, strict=True):
             p.grad = like(g, p) if g.ndim == 4 else g  # fused optimizers ask for the same layout
         optimizer.step()

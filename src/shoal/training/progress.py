@@ -51,9 +51,6 @@ class Progress(Callback):
         self.first = self.step = state.step
         self.began = self.printed = time.monotonic()
 
-    def on_step(self, state: State) -> None:
-        self.step = state.step
-
     def on_progress(self, state: State) -> None:
         self.update(state.step, state.note)
 

@@ -135,6 +135,7 @@ class Trainer:
             if not self.evaluation_is_due:
                 with self.progress.phase(self._slow_start()):
                     self._advance(batches, self._next_stop(chunk))
+                self.progress.step = state.step
                 if self.tracking is not None:
                     self.tracking.flush()
                 self.monitor.read()
