@@ -150,9 +150,9 @@ def test_options_of_the_folder_are_those_of_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ("nowhere", {}, "'nowhere' does not exist"),
+        ("nowhere", {}, "no file or folder 'nowhere'"),
         ("nowhere.csv", {}, "nowhere.csv"),
-        ("notes.md", {}, "'notes.md' is neither a table nor a folder"),
+        ("notes.md", {}, "'notes.md' is not a table; supported"),
         ("empty", {}, "there is no image in"),
         ("empty", {"label": "ill"}, "label: does not apply to the check of a folder"),
         ("empty", {"dataset": "pacs"}, "PACS is not in"),

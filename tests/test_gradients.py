@@ -38,11 +38,7 @@ from shoal.gradients import (
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64, the same derivative by another route
 DIFFERENCES = {"rtol": 1e-4, "atol": 1e-7}  # float64, a forward difference of length 1e-6
-FORMS = pytest.mark.parametrize(
-    ("normalize", "softening"),
-    [(False, 0.0), (True, 0.0), (True, 0.3)],
-    ids=["raw", "normalised", "softened"],
-)
+FORMS = pytest.mark.parametrize("measure", ["gip", "cosine"])
 METHODS = pytest.mark.parametrize("method", ["exact", "finite-difference"])
 
 
@@ -123,33 +119,31 @@ def test_gradient_has_zeros_where_the_loss_does_not_reach():
 
 @pytest.mark.parametrize("make", [mlp, convnet])
 @pytest.mark.parametrize("domains", [2, 5])
-@pytest.mark.parametrize("form", ["raw", "normalised", "softened", "variance"])
-def test_match_is_the_derivative_of_the_double_loop(make, domains, form):
+@pytest.mark.parametrize("measure", ["gip", "cosine", "variance"])
+def test_match_is_the_derivative_of_the_double_loop(make, domains, measure):
     _, params, losses = problem(make, domains)
-    given = {"normalize": form in ("normalised", "softened"), "softening": 0.3 * (form == "softened")}
     values = [loss() for loss in losses]
-    if form == "variance":
-        given = {"measure": "variance"}
+    if measure == "variance":
         mean, value, slope = naive.variance(values, params)
     else:
-        mean, value, slope = naive.match(values, params, **given)
+        mean, value, slope = naive.match(values, params, normalize=measure == "cosine")
     assert max(t.abs().max() for t in slope) > 1e-3  # the comparison is of something
     for method, near in (("exact", EXACT), ("finite-difference", DIFFERENCES)):
-        found = match(losses, params, method=method, radius=1e-6, **given)
+        found = match(losses, params, method=method, radius=1e-6, measure=measure)
         assert_close(found.losses, torch.stack(values).detach(), rtol=0, atol=0)
         assert_close([*found.mean, found.value], [*mean, value], **EXACT)
         assert_close(found.slope, slope, **near)
         assert not any(t.requires_grad for t in [found.losses, found.value, *found.mean, *found.slope])
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_the_error_of_finite_differences_is_proportional_to_the_radius(normalize):
+@FORMS
+def test_the_error_of_finite_differences_is_proportional_to_the_radius(measure):
     """So ``radius`` is the length of the displacement, whatever the length of v."""
     _, params, losses = problem(mlp, 3)
-    exact = match(losses, params, normalize=normalize).slope
+    exact = match(losses, params, measure=measure).slope
     errors = []
     for radius in (1e-3, 1e-4):
-        near = match(losses, params, normalize=normalize, method="finite-difference", radius=radius).slope
+        near = match(losses, params, measure=measure, method="finite-difference", radius=radius).slope
         apart = [a - b for a, b in zip(near, exact, strict=True)]
         errors.append(inner_product(apart, apart).sqrt().item())
     assert errors[0] / errors[1] == pytest.approx(10, rel=0.05)
@@ -157,10 +151,10 @@ def test_the_error_of_finite_differences_is_proportional_to_the_radius(normalize
 
 @METHODS
 @FORMS
-def test_a_domain_without_gradient(method, normalize, softening):
+def test_a_domain_without_gradient(method, measure):
     """It contributes no cosine and no NaN, and to the raw form what the double loop says."""
     _, params, losses = problem(mlp, 2)
-    options = {"normalize": normalize, "softening": softening, "method": method, "radius": 1e-6}
+    options = {"measure": measure, "method": method, "radius": 1e-6}
     nothing = lambda: sum((p * 0).sum() for p in params)  # noqa: E731
     found, pair = match([*losses, nothing], params, **options), match(losses, params, **options)
     torch.testing.assert_close(found.value, pair.value / 3, **EXACT)
@@ -177,12 +171,12 @@ def test_identical_domains(method):
     found = match(losses * 3, params, measure="variance", method=method)
     assert 0 <= found.value < 1e-6
     assert all(t.abs().max() < 1e-5 for t in found.slope)
-    assert match(losses * 3, params, normalize=True, method=method).value == pytest.approx(1, abs=1e-6)
+    assert match(losses * 3, params, measure="cosine", method=method).value == pytest.approx(1, abs=1e-6)
 
 
 def test_the_trust_ratio_limits_the_second_term():
     _, params, losses = problem(mlp, 3)
-    found = match(losses, params, normalize=True)
+    found = match(losses, params, measure="cosine")
     mean, slope = (inner_product(g, g).sqrt() for g in (found.mean, found.slope))
     for weight, trust in ((-1e3, 0.9), (torch.tensor(-1e3).double(), 0.9), (-1e-3, 0.9), (2.0, None)):
         factor = weight if trust is None or abs(weight) * slope < trust * mean else -trust * mean / slope
@@ -192,12 +186,12 @@ def test_the_trust_ratio_limits_the_second_term():
 
 @METHODS
 @FORMS
-def test_shares_of_two_processes_make_up_the_whole(method, normalize, softening):
+def test_shares_of_two_processes_make_up_the_whole(method, measure):
     """Two threads, each with its part of every batch, meet wherever gradients become one."""
     model, params, _ = problem(mlp, 3)
     torch.manual_seed(2)
     data = [(torch.randn(7, 4).double() + 0.3 * i, torch.randint(0, 3, (7,))) for i in range(3)]
-    settings = {"normalize": normalize, "softening": softening, "method": method}
+    settings = {"measure": measure, "method": method}
     whole = match([lambda x=x, y=y: cross_entropy(model(x), y) for x, y in data], params, **settings)
     models = [copy.deepcopy(model) for _ in range(2)]
     gate, lying, found = threading.Barrier(2, timeout=20), {}, {}
@@ -266,20 +260,18 @@ def noisy_problem(domains=3):
 
 @METHODS
 @FORMS
-def test_the_second_pass_sees_the_same_masks_and_moves_no_statistics(method, normalize, softening):
+def test_the_second_pass_sees_the_same_masks_and_moves_no_statistics(method, measure):
     model, params, losses = noisy_problem()
     start = copy.deepcopy(model.state_dict())
 
     torch.manual_seed(5)
     values = [loss() for loss in losses]  # one pass, all graphs kept
     once, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    mean, value, slope = naive.match(values, params, normalize=normalize, softening=softening)
+    mean, value, slope = naive.match(values, params, normalize=measure == "cosine")
 
     model.load_state_dict(start)
     torch.manual_seed(5)
-    found = match(
-        losses, params, normalize=normalize, softening=softening, method=method, radius=1e-7, model=model
-    )
+    found = match(losses, params, measure=measure, method=method, radius=1e-7, model=model)
     assert_close(found.mean, mean, **EXACT)
     torch.testing.assert_close(found.value, value, **EXACT)
     assert_close(found.slope, slope, **(EXACT if method == "exact" else DIFFERENCES))
@@ -400,16 +392,29 @@ def test_one_pass_of_a_mixed_batch_is_as_good_as_one_pass_for_each_domain(combin
     assert_close([p.grad for p in mixed.parameters()], [p.grad for p in apart.parameters()], **EXACT)
 
 
-def test_a_module_combines_a_matrix():
-    """As the aggregators of torchjd do."""
+class Weighted(nn.Module):
+    """As the aggregators of torchjd: a vector from a matrix."""
 
-    class Weighted(nn.Module):
-        def forward(self, matrix):
-            return torch.tensor([0.5, 0.2, 0.3], dtype=matrix.dtype) @ matrix
+    def forward(self, matrix):
+        return torch.tensor([0.5, 0.2, 0.3], dtype=matrix.dtype) @ matrix
 
+
+def test_rules_by_name_and_aggregators_of_a_matrix():
     model = network(norm=False)
     gradients = backward(three_losses(model), model, Weighted())
     expected = [0.5 * a + 0.2 * b + 0.3 * c for a, b, c in zip(*gradients, strict=True)]
+    assert_close([p.grad for p in model.parameters()], expected, **EXACT)
+    model.zero_grad()
+    assert_close([p.grad for p in model.parameters() if p.grad is not None], [])
+    backward(three_losses(model), model, "and-mask")
+    assert_close([p.grad for p in model.parameters()], and_mask(gradients), **EXACT)
+
+
+def test_an_aggregator_of_torchjd():
+    aggregation = pytest.importorskip("torchjd.aggregation")
+    model = network(norm=False)
+    gradients = backward(three_losses(model), model, aggregation.Mean())
+    expected = [sum(each) / 3 for each in zip(*gradients, strict=True)]
     assert_close([p.grad for p in model.parameters()], expected, **EXACT)
 
 
@@ -471,6 +476,16 @@ WRONG = [
     (lambda: backward({"a": 1.0, "b": 2.0}, [WEIGHT], pcgrad), "domain 'a' must be one number .* got 1.0"),
     (lambda: idgm_backward({"a": WEIGHT.sum(), "b": 2}, [WEIGHT]), "domain 'a' must be"),
     (lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], lambda g: g[0] * 2), "one tensor per"),
+    (
+        lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], "pcgrd"),
+        "combine: .*Did you mean 'pcgrad'",
+    ),
+    (lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], 3), "combine must be .*, got 3"),
+    (
+        lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], nn.Flatten()),
+        r"combine must .*\[2, 2\]",
+    ),
+    (lambda: match([WEIGHT.sum] * 2, [WEIGHT], measure="cos"), "unknown measure 'cos'"),
     (lambda: losses_by_domain(torch.ones(3), torch.ones(3)), "whole ones.*of torch.float32"),
     (lambda: and_mask(random_gradients(2), tau=1.5), "must be from 0 to 1, got 1.5"),
     *(

@@ -138,7 +138,7 @@ def test_names_are_normalised_and_listed_without_an_import(installed: Path) -> N
     assert "my-data" in DATASETS.names()
     assert "my-net" in MODELS.names()
     assert not [n for n in sys.modules if n.partition(".")[0] == "strange"]
-    assert baselines.SPACES.keys() | recipes().keys() | {"all"} == ALGORITHMS.reserved
+    assert baselines.SPACES.keys() | recipes().keys() | {"all"} == set(ALGORITHMS.reserved)
 
 
 def test_an_entry_point_is_a_class_or_a_module(installed: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_class_from_a_file_is_compared(method: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(method.parent))
     module = importlib.import_module("my_method")
     options = {"label": "ill", "domain": "site", "progress": False, **FEW}
-    found = shoal.compare("t.csv", algorithms=["erm", module.Weighted], **options)
+    found = shoal.compare("t.csv", algorithms=["erm", module.Weighted], exhaustive=True, **options)
     assert set(found.to_frame().index) == {"erm", "Weighted"}
     assert not found.failed
     own = [r.config for r in found.records if r.config.name == "Weighted"]

@@ -61,7 +61,7 @@ class TestTables:
         model = shoal.load(classifier)
         x = torch.from_numpy(Preprocessing.from_dict(model.inputs).transform(table))
         with torch.no_grad():
-            wanted = model(x).softmax(-1).double().numpy()
+            wanted = (model(x) / model.temperature).softmax(-1).double().numpy()
         frame = pandas.read_csv(table)
         frame.to_parquet(tmp_path / "t.parquet")
         frame.to_csv(tmp_path / "t.csv", sep=";", decimal=",", index=False)
@@ -110,7 +110,9 @@ def test_images_are_prepared_as_in_evaluation(tmp_path: Path) -> None:
     examples: Any = load("image-folder", folder=str(images), size=16).examples
     examples = examples.evaluation()
     with torch.no_grad():
-        wanted = model(torch.stack([x for x, _ in examples])).softmax(-1).double().numpy()
+        wanted = (
+            (model(torch.stack([x for x, _ in examples])) / model.temperature).softmax(-1).double().numpy()
+        )
     paths = [examples.path(n) for n in range(len(examples))]
     opened = [pytest.importorskip("PIL.Image").open(path) for path in paths[:2]]
     for source, some in ((paths, wanted), (images, wanted), (paths[3], wanted[3:4]), (opened, wanted[:2])):
@@ -134,7 +136,7 @@ def test_text_needs_neither_a_network_nor_the_folder_of_its_encoder(
     ids = [tokenizer(text, truncation=True, max_length=32)["input_ids"] for text in texts]
     with torch.no_grad():
         each = [model({"input_ids": torch.tensor([i]), "attention_mask": torch.ones(1, len(i))}) for i in ids]
-    wanted = torch.cat(each).softmax(-1).double().numpy()
+    wanted = (torch.cat(each) / model.temperature).softmax(-1).double().numpy()
     np.testing.assert_allclose(model.predict_proba(texts, batch_size=3), wanted, atol=1e-5)
     with (tmp_path / "t.csv").open("w", newline="") as lines:
         csv.writer(lines).writerows(

@@ -87,14 +87,10 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: st
             raise InputError(f"{name} is also an input and would be overwritten; choose another name.")
 
 
-def read_json(path: str | Path, limit: int | None = None) -> Any:
+def read_json(path: str | Path) -> Any:
     """What a JSON file holds; ValueError where it is none."""
-    return parse_json(Path(path).read_bytes())
-
-
-def parse_json(content: str | bytes) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(Path(path).read_bytes())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

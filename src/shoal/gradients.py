@@ -3,7 +3,7 @@
 In your loop, replace ``loss.backward()`` by::
 
     losses = losses_by_domain(cross_entropy(model(x), y, reduction="none"), domain)  # or any {domain: loss}
-    backward(losses, model, combine=pcgrad)  # or and_mask, sand_mask, partial(and_mask, tau=0.8), your own
+    backward(losses, model, combine=pcgrad)  # or "and-mask", your own function, an aggregator of torchjd
 
 For the methods that need second derivatives, pass functions that compute the losses::
 
@@ -26,42 +26,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from shoal.errors import InputError, shown
+from shoal.errors import InputError, shown, unknown_name
 from shoal.replay import preserve_state, random_state
 
 Gradient = list[Tensor]
 Gradients = Sequence[Sequence[Tensor]]
+Measure = Literal["gip", "cosine", "variance"]
 Method = Literal["exact", "finite-difference"]
-Measure = Literal["gip", "variance"]
 Domain = Hashable
 Trainable = nn.Module | Optimizer | Iterable[Tensor]
 """What to compute gradients for: a module, an optimizer or tensors."""
 Average = Callable[[Gradient], Gradient]
 """Averages a list of tensors over processes."""
+Combine = Callable[[list[Gradient]], Sequence[Tensor]]
+"""Combines the gradients of S domains into one."""
 
 
-def gradient(
-    loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False, retain_graph: bool | None = None
-) -> Gradient:
-    """Compute the gradient of ``loss``, with zeros for parameters that it does not depend on.
+def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False) -> Gradient:
+    """Compute the gradient of ``loss`` for ``params``, with zeros for those that it does not depend on.
 
-    Args:
-        loss: tensor with one number.
-        params: parameters to differentiate with respect to.
-        create_graph: keep the graph of the gradient, for second derivatives.
-        retain_graph: keep the graph of the loss (default: as ``create_graph``).
+    With ``create_graph``, the graph of the gradient is kept, for second derivatives.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
-    options: dict[str, Any] = {"create_graph": create_graph, "retain_graph": retain_graph}
-    grads = torch.autograd.grad(loss, list(params), allow_unused=True, **options)
+    grads = torch.autograd.grad(loss, list(params), allow_unused=True, create_graph=create_graph)
     return [_dense(g, p) for g, p in zip(grads, params, strict=True)]
 
 
@@ -71,58 +66,37 @@ def _dense(g: Tensor | None, p: Tensor) -> Tensor:
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Compute the inner product a·b of two lists of tensors with the same shapes.
-
-    Args:
-        a, b: lists of tensors, such as gradients.
-    """
-    _check([a, b])
+    """Compute the inner product a·b of two lists of tensors with the same shapes, such as gradients."""
     return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
-def gip(gradients: Gradients, *, normalize: bool = False, softening: float = 0.0) -> Tensor:
-    """Compute the mean pairwise inner product of S ≥ 2 gradients.
+def gip(gradients: Gradients, *, normalize: bool = False) -> Tensor:
+    """Compute the mean pairwise inner product of S ≥ 2 gradients, or their mean cosine (``normalize``).
+
+    A zero gradient has cosine 0 with every other; so has one so short (3e-10 in float32) that the derivative
+    of its norm would overflow.
 
     >>> gip([[torch.tensor([1.0, 0.0])], [torch.tensor([2.0, 2.0])]])
     tensor(2.)
-
-    Args:
-        gradients: a list of tensors for each domain.
-        normalize: compute the mean cosine similarity instead; a zero gradient has cosine 0 with every other.
-        softening: δ in ĝ = g/√(‖g‖² + δ²), if normalised.
     """
-    _check(gradients, least=2)
+    total = [same.sum(0) for same in _stacked(gradients, least=2)]
+    squares = torch.stack([inner_product(g, g) for g in gradients])
     if normalize:
-        gradients = [[x * scale for x in g] for g in gradients for scale in [_inverse_norm(g, softening)]]
-    total = [torch.stack(same).sum(0) for same in zip(*gradients, strict=True)]
-    squares = torch.stack([inner_product(g, g) for g in gradients]).sum()
-    return (inner_product(total, total) - squares) / (len(gradients) * (len(gradients) - 1))
-
-
-def _inverse_norm(g: Sequence[Tensor], softening: float) -> Tensor:
-    """1/√(‖g‖² + δ²); 0 with derivative 0 for a gradient so short that the derivative would overflow."""
-    square = inner_product(g, g) + softening**2
-    long_enough = square > torch.finfo(square.dtype).tiny ** 0.5
-    return torch.where(long_enough, torch.where(long_enough, square, 1).rsqrt(), 0)
+        long_enough = squares > torch.finfo(squares.dtype).tiny ** 0.5
+        scales = torch.where(long_enough, torch.where(long_enough, squares, 1).rsqrt(), 0)
+        total = [torch.tensordot(scales.to(same), same, 1) for same in _stacked(gradients)]
+        squares = squares * scales.square()
+    return (inner_product(total, total) - squares.sum()) / (len(gradients) * (len(gradients) - 1))
 
 
 def gram_matrix(gradients: Gradients) -> Tensor:
-    """Compute all inner products g_i·g_j, (S, S); the extra memory is S times the largest tensor.
-
-    Args:
-        gradients: a list of tensors for each domain.
-    """
-    _check(gradients)
-    rows = (torch.stack([g.reshape(-1) for g in same]) for same in zip(*gradients, strict=True))
+    """Compute all inner products of gradients, (S, S); the extra memory is S times the largest tensor."""
+    rows = (same.reshape(len(same), -1) for same in _stacked(gradients))
     return torch.stack([r @ r.T for r in rows]).sum(0)
 
 
 def cosines(gram: Tensor) -> Tensor:
-    """Convert inner products (…, S, S) to cosines; a zero gradient has cosine 0 with every other.
-
-    Args:
-        gram: inner products, as from :func:`gram_matrix`.
-    """
+    """Convert inner products ``gram`` (…, S, S) to cosines; that of a zero gradient is 0."""
     norm = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     factor = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1), 0)
     return gram * factor[..., :, None] * factor[..., None, :]
@@ -130,9 +104,6 @@ def cosines(gram: Tensor) -> Tensor:
 
 def cosine_matrix(gradients: Gradients) -> Tensor:
     """Compute the cosine similarities between all S gradients, (S, S).
-
-    Args:
-        gradients: a list of tensors for each domain.
 
     >>> cosine_matrix([[torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 2.0])]])
     tensor([[1., 0.],
@@ -142,11 +113,7 @@ def cosine_matrix(gradients: Gradients) -> Tensor:
 
 
 def mean_of_pairs(matrix: Tensor) -> Tensor:
-    """Compute the mean of the off-diagonal entries (…, S, S); of inner products, this is :func:`gip`.
-
-    Args:
-        matrix: inner products or cosines.
-    """
+    """Compute the mean off-diagonal entry of ``matrix`` (…, S, S); of inner products, this is :func:`gip`."""
     count = matrix.shape[-1]
     if matrix.ndim < 2 or count < 2 or matrix.shape[-2] != count:
         raise InputError(f"a matrix (…, S, S) of S ≥ 2 domains is needed, got shape {tuple(matrix.shape)}.")
@@ -155,22 +122,27 @@ def mean_of_pairs(matrix: Tensor) -> Tensor:
 
 
 def sign_agreement(gradients: Gradients) -> Tensor:
-    """Compute |1/S Σ_i sign g_i|, averaged over parameters: 1 if all domains agree on every sign.
+    """Compute |1/S Σ_i sign g_i|, averaged over parameters: 1 if all gradients agree on every sign.
 
     Parameters whose gradient is zero in all domains, such as embeddings of words not in the batch, are not
     counted. For random signs the expectation is about √(2/(πS)), and 1/2 for S = 2, so compare only values
     with the same S.
 
-    Args:
-        gradients: a list of tensors for each domain.
-
     Reference: Parascandolo et al., Learning explanations that are hard to vary, 2021, whose AND-mask keeps
     the parameters where this is at least τ.
     """
-    _check(gradients, least=2)
-    signs = [torch.stack(same).sign() for same in zip(*gradients, strict=True)]
+    signs = [same.sign() for same in _stacked(gradients, least=2)]
     total = torch.stack([s.mean(0).abs().sum() for s in signs]).sum()
     return total / torch.stack([(s != 0).any(0).sum() for s in signs]).sum().clamp(min=1)
+
+
+def _stacked(gradients: Gradients, least: int = 1) -> Iterator[Tensor]:
+    """For each parameter the gradients of all domains, (S, …)."""
+    if len(gradients) < least:
+        raise InputError(f"gradients of at least {least} domains are compared, got {len(gradients)}.")
+    if len({tuple(x.shape for x in g) for g in gradients}) > 1 or not gradients[0]:
+        raise InputError("gradients must be lists with the same number of tensors, of the same shapes.")
+    return map(torch.stack, zip(*gradients, strict=True))
 
 
 # Rules that combine S gradients into one
@@ -184,21 +156,16 @@ def pcgrad(gradients: Gradients) -> Gradient:
 
         g_i ← g_i − min(0, g_i·g_j)/‖g_j‖² g_j
 
-    Args:
-        gradients: a list of tensors for each domain.
-
     >>> pcgrad([[torch.tensor([1.0, 0.0])], [torch.tensor([-1.0, 1.0])]])
     [tensor([0.2500, 0.7500])]
 
     Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, which takes the sum, in
     random order, instead of the mean.
     """
-    _check(gradients, least=2)
     # A projected gradient is a combination of the original ones, so the Gram matrix is all one needs.
     gram = gram_matrix(gradients)
-    count = len(gram)
+    count, squares = len(gram), gram.diagonal()
     mixture = torch.eye(count, dtype=gram.dtype, device=gram.device)
-    squares = gram.diagonal()
     rows = torch.arange(count, device=gram.device)
     for offset in range(1, count):
         other = (rows + offset) % count
@@ -206,23 +173,18 @@ def pcgrad(gradients: Gradients) -> Gradient:
         conflict = (products < 0) & (squares[other] > 0)
         mixture[rows, other] -= torch.where(conflict, products / squares[other], 0)
     weights = mixture.mean(0)
-    return [
-        torch.tensordot(weights.to(same[0]), torch.stack(same), 1) for same in zip(*gradients, strict=True)
-    ]
+    return [torch.tensordot(weights.to(same), same, 1) for same in _stacked(gradients, least=2)]
 
 
 def and_mask(gradients: Gradients, tau: float = 1.0) -> Gradient:
     """Average the gradients and set components to zero where the S gradients disagree in sign.
 
-    A component is kept where the absolute mean of its S signs is at least τ. Each tensor is then divided by
-    the fraction of its components that is kept.
+    A component is kept where the absolute mean of its S signs is at least ``tau``: with 1 all signs must
+    agree, with 0 everything is kept. Each tensor is then divided by the fraction of its components that is
+    kept.
 
     >>> and_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
-
-    Args:
-        gradients: a list of tensors for each domain.
-        tau: threshold τ: with 1 all signs must agree, with 0 everything is kept.
 
     Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
     """
@@ -236,56 +198,15 @@ def and_mask(gradients: Gradients, tau: float = 1.0) -> Gradient:
     return _masked(gradients, mask)
 
 
-def agr_sum(gradients: Gradients) -> Gradient:
-    """Average the gradients and set components to zero where the S gradients disagree in sign.
-
-    >>> agr_sum([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
-    [tensor([2., 0.])]
-
-    Args:
-        gradients: a list of tensors for each domain.
-
-    Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
-    """
-    return [torch.where(agree, mean, 0.0) for mean, agree in _agreement(gradients)]
-
-
-def agr_rand(gradients: Gradients) -> Gradient:
-    """Average the gradients and draw components from N(0, σ²) where the S gradients disagree in sign.
-
-    σ is the mean absolute value of the components that are kept.
-
-    Args:
-        gradients: a list of tensors for each domain.
-
-    Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
-    """
-    found = _agreement(gradients)
-    kept = [torch.where(agree, mean, 0.0).abs().sum() for mean, agree in found]
-    count = torch.stack([agree.sum() for _, agree in found]).sum()
-    scale = torch.stack(kept).sum() / count.clamp_min(1)
-    return [torch.where(agree, mean, scale * torch.randn_like(mean)) for mean, agree in found]
-
-
-def _agreement(gradients: Gradients) -> list[tuple[Tensor, Tensor]]:
-    """For each parameter the mean of the gradients, and where all signs agree."""
-    same = [torch.stack(each) for each in zip(*gradients, strict=True)]
-    return [(each.mean(0), each.sign().sum(0).abs() == len(each)) for each in same]
-
-
 def sand_mask(gradients: Gradients, tau: float = 0.5, k: float = 10.0) -> Gradient:
     """Average the gradients, multiplied by max(0, tanh(k/σ² (a − τ))) and divided by the mean of that mask.
 
-    For each component, a is the absolute mean of the S signs and σ² the variance of the S gradients. Unlike
-    ``pcgrad`` and ``and_mask``, the result depends on the scale of the loss.
+    For each component, a is the absolute mean of the S signs and σ² the variance of the S gradients, ``tau``
+    is the threshold τ and ``k`` the steepness. Unlike ``pcgrad`` and ``and_mask``, the result depends on the
+    scale of the loss.
 
     >>> sand_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
-
-    Args:
-        gradients: a list of tensors for each domain.
-        tau: threshold τ of the sign agreement.
-        k: steepness of the mask.
 
     Reference: Shahtalebi et al., SAND-mask: An Enhanced Gradient Masking Strategy for the Discovery of
     Invariances in Domain Generalization, 2021.
@@ -302,10 +223,43 @@ def sand_mask(gradients: Gradients, tau: float = 0.5, k: float = 10.0) -> Gradie
 
 def _masked(gradients: Gradients, mask: Callable[[Tensor], Tensor]) -> Gradient:
     """The mean of each tensor, masked and divided by the mask's mean; zero where nothing is left."""
-    _check(gradients, least=2)
-    stacked = [torch.stack(same) for same in zip(*gradients, strict=True)]
-    masks = [mask(each) for each in stacked]
-    return [each.mean(0) * m / (m.mean() + 1e-10) for each, m in zip(stacked, masks, strict=True)]
+    pairs = [(each.mean(0), mask(each)) for each in _stacked(gradients, least=2)]
+    return [mean * m / (m.mean() + 1e-10) for mean, m in pairs]
+
+
+def agr_sum(gradients: Gradients) -> Gradient:
+    """Average the gradients and set components to zero where the S gradients disagree in sign.
+
+    >>> agr_sum([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
+    [tensor([2., 0.])]
+
+    Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
+    """
+    return [torch.where(agree, mean, 0.0) for mean, agree in _agreement(gradients)]
+
+
+def agr_rand(gradients: Gradients) -> Gradient:
+    """Average the gradients and draw components from N(0, σ²) where the S gradients disagree in sign.
+
+    σ is the mean absolute value of the components that are kept.
+
+    Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
+    """
+    found = _agreement(gradients)
+    count = torch.stack([agree.sum() for _, agree in found]).sum().clamp_min(1)
+    scale = torch.stack([torch.where(agree, mean, 0.0).abs().sum() for mean, agree in found]).sum() / count
+    return [torch.where(agree, mean, scale * torch.randn_like(mean)) for mean, agree in found]
+
+
+def _agreement(gradients: Gradients) -> list[tuple[Tensor, Tensor]]:
+    """For each parameter the mean of the gradients, and where all signs agree."""
+    return [(g.mean(0), g.sign().sum(0).abs() == len(g)) for g in _stacked(gradients, least=2)]
+
+
+RULES: Mapping[str, Combine] = {
+    **{"pcgrad": pcgrad, "and-mask": and_mask, "sand-mask": sand_mask},
+    **{"agr-sum": agr_sum, "agr-rand": agr_rand},
+}
 
 
 # Replacements of loss.backward() with first derivatives
@@ -332,7 +286,7 @@ def losses_by_domain(losses: Tensor, domain: Tensor) -> dict[int, Tensor]:
 def backward(
     losses: Mapping[Domain, Tensor],
     params: Trainable,
-    combine: Callable[[list[Gradient]], Sequence[Tensor]] | nn.Module,
+    combine: str | Combine | nn.Module,
     *,
     average: Average | None = None,
 ) -> list[Gradient]:
@@ -356,16 +310,17 @@ def backward(
     Args:
         losses: the mean loss of each domain, for at least two domains.
         params: a module, an optimizer or tensors; tensors that do not require a gradient are ignored.
-        combine: combines S gradients into one: :func:`pcgrad`, :func:`and_mask`, :func:`sand_mask` or
-            your own function; ``functools.partial(and_mask, tau=0.8)`` passes settings. A gradient is zero
-            for parameters that the domain's loss does not depend on. A module, such as an aggregator of
-            ``torchjd``, is called with the matrix (S, P) of all gradients and returns a vector (P,).
+        combine: :func:`pcgrad`, :func:`and_mask`, :func:`sand_mask`, :func:`agr_sum`, :func:`agr_rand`, the
+            name of one, such as ``"and-mask"``, or your own; ``functools.partial(and_mask, tau=0.8)``
+            passes settings. A gradient is zero for parameters that the domain's loss does not depend on. A
+            module, such as an aggregator of ``torchjd``, is called with the matrix (S, P) of all gradients
+            and returns a vector (P,).
         average: averages each domain's gradient, a list of tensors, over processes before ``combine``.
 
     Returns:
         The gradients of the domains, such as for :func:`cosine_matrix`.
     """
-    trained = _trained(params)
+    trained, rule = _trained(params), _rule(combine)
     _check_losses(losses, lambda v: isinstance(v, Tensor) and v.numel() == 1 and v.requires_grad)
     reached = [average is not None] * len(trained)
     gradients: list[Gradient] = []
@@ -376,14 +331,30 @@ def backward(
         gradients.append(dense if average is None else average(dense))
     if not any(reached):
         raise InputError("losses do not depend on any of params; are these the parameters of another model?")
-    if isinstance(combine, nn.Module):
-        total: Sequence[Tensor] = _split(combine(torch.stack([_join(g) for g in gradients])), trained)
-    else:
-        total = combine(gradients)
+    total = rule(gradients)
     if [g.shape for g in total] != [p.shape for p in trained]:
         raise InputError("combine must return a list with one tensor per parameter, each of its shape.")
     _add_to_grad((p, g) for p, g, r in zip(trained, total, reached, strict=True) if r)
     return gradients
+
+
+def _rule(combine: str | Combine | nn.Module) -> Combine:
+    if isinstance(combine, str):
+        if combine not in RULES:
+            raise unknown_name("rule", combine, RULES, "combine")
+        return RULES[combine]
+    if not callable(combine):
+        raise InputError(f"must be a function, a name or an aggregator, got {shown(combine)}.", "combine")
+    if not isinstance(combine, nn.Module):
+        return combine
+
+    def of_matrix(gradients: list[Gradient]) -> Gradient:
+        matrix = torch.stack([_join(g) for g in gradients])
+        if (vector := combine(matrix)).shape != matrix[0].shape:
+            raise InputError(f"must return one number per parameter, got {shown(vector.shape)}.", "combine")
+        return _split(vector, gradients[0])
+
+    return of_matrix
 
 
 def _trained(params: Trainable) -> list[Tensor]:
@@ -448,19 +419,16 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`.
-
-    Attributes:
-        losses: losses (S,).
-        mean: mean gradient.
-        value: the measure: the GIP, or the variance.
-        slope: gradient of the measure.
-    """
+    """The result of :func:`match`."""
 
     losses: Tensor
+    """Losses (S,)."""
     mean: Gradient
+    """Mean gradient."""
     value: Tensor
+    """The measure."""
     slope: Gradient
+    """Gradient of the measure."""
 
     def gradient(self, weight: float | Tensor, trust: float | None = None) -> Gradient:
         """The gradient of the mean loss + ``weight`` times the measure.
@@ -481,22 +449,18 @@ def match(
     params: Sequence[Tensor],
     *,
     measure: Measure = "gip",
-    normalize: bool = False,
     method: Method = "exact",
-    softening: float = 0.0,
     radius: float | None = None,
     model: nn.Module | None = None,
     average: Average | None = None,
 ) -> Matching:
-    """Compute the mean gradient, the GIP (or the variance of the gradients) and its gradient.
+    """Compute the mean gradient, a measure of how well the gradients match, and the measure's gradient.
 
-    The gradient of the GIP is Σ_i H_i v_i, with H_i the Hessian of the loss of domain i and v_i = ∂GIP/∂g_i:
+    The latter is Σ_i H_i v_i, with H_i the Hessian of the loss of domain i and v_i = ∂measure/∂g_i:
 
-        raw          v_i = 2/(S(S−1)) Σ_{j≠i} g_j
-        normalised   v_i = 2/(S(S−1)) (I − u_i u_iᵀ)/n_i Σ_{j≠i} u_j,   u_i = g_i/n_i,  n_i = √(‖g_i‖² + δ²)
-
-    With δ = 0, the normalised form is the cosine, whose gradient grows without bound as ‖g_i‖ → 0; a gradient
-    that is extremely short (3e-10 in float32) is treated as zero.
+        gip        v_i = 2/(S(S−1)) Σ_{j≠i} g_j
+        cosine     v_i = 2/(S(S−1)) (I − ĝ_i ĝ_iᵀ)/‖g_i‖ Σ_{j≠i} ĝ_j       grows without bound as ‖g_i‖ → 0
+        variance   v_i = 2/S (g_i − ḡ)                                      of 1/S Σ_i ‖g_i − ḡ‖²
 
     The exact method calls each loss once and keeps the graphs of all domains in memory. Finite differences
     compute (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, with one graph in memory at
@@ -507,11 +471,8 @@ def match(
     Args:
         losses: functions that compute the mean loss of each domain with the current parameters.
         params: parameters to differentiate with respect to.
-        measure: ``"gip"``, or ``"variance"`` for the trace of the covariance of the gradients,
-            1/S Σ_i ‖g_i − ḡ‖², with v_i = 2/S (g_i − ḡ).
-        normalize: use cosines instead of inner products.
+        measure: ``"gip"``, ``"cosine"`` or ``"variance"``.
         method: ``"exact"`` or ``"finite-difference"``.
-        softening: δ in the normalised form.
         radius: r of finite differences (default: 0.03, or the square root of the machine epsilon times
             1 + ‖θ‖ if that is larger).
         model: module whose second pass (by finite differences) uses the dropout masks of the first and does
@@ -521,8 +482,9 @@ def match(
     """
     if len(losses) < 2:
         raise InputError(f"losses of at least 2 domains are compared, got {len(losses)}.")
-    if measure == "variance" and normalize:
-        raise InputError("the variance is defined for gradients that are not normalized; remove normalize.")
+    for kind, choice, known in (("measure", measure, Measure), ("method", method, Method)):
+        if choice not in get_args(known):
+            raise unknown_name(kind, choice, get_args(known))
     exact, params = method == "exact", list(params)
     mean_of = average or (lambda tensors: tensors)
     state = None if exact or model is None else random_state(model)
@@ -540,7 +502,7 @@ def match(
             if measure == "variance":
                 measured = torch.stack([(row - mean).square().sum() for row in rows]).mean()
             else:
-                measured = gip([[row] for row in rows], normalize=normalize, softening=softening)
+                measured = gip([[row] for row in rows], normalize=measure == "cosine")
             directions = list(torch.autograd.grad(measured, rows, retain_graph=False))
         slope = torch.zeros_like(directions[0])
         while exact and graphs:
@@ -567,7 +529,6 @@ def idgm_backward(
     normalize: bool = True,
     trust: float | None = 0.9,
     method: Method = "exact",
-    softening: float = 0.0,
     model: nn.Module | None = None,
     average: Average | None = None,
 ) -> Matching:
@@ -590,13 +551,13 @@ def idgm_backward(
         normalize: match cosines instead of inner products, as the paper does in its experiments.
         trust: the largest norm of the matching term's gradient, relative to that of the mean gradient. Below
             1, every step descends on the mean loss; ``None`` sets no limit, as in the paper.
-        method, softening, average: as in :func:`match`.
+        method, average: as in :func:`match`.
         model: as in :func:`match`; by default ``params``, if that is a module.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """
-    options = {"normalize": normalize, "softening": softening, "method": method, "average": average}
-    return _match_backward(losses, params, model, -gamma, trust, options)
+    measure: Measure = "cosine" if normalize else "gip"
+    return _match_backward(losses, params, model, -gamma, trust, measure, method, average)
 
 
 def iga_backward(
@@ -619,8 +580,7 @@ def iga_backward(
     Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
     problem?, 2020.
     """
-    options = {"measure": "variance", "method": method, "average": average}
-    return _match_backward(losses, params, model, weight, None, options)
+    return _match_backward(losses, params, model, weight, None, "variance", method, average)
 
 
 def _match_backward(
@@ -629,13 +589,15 @@ def _match_backward(
     model: nn.Module | None,
     weight: float,
     trust: float | None,
-    options: dict[str, Any],
+    measure: Measure,
+    method: Method,
+    average: Average | None,
 ) -> Matching:
     trained = _trained(params)
     _check_losses(losses, callable)
-    if model is None and isinstance(params, nn.Module):
-        model = params
-    found = match(list(losses.values()), trained, model=model, **options)
+    model = params if model is None and isinstance(params, nn.Module) else model
+    functions = list(losses.values())
+    found = match(functions, trained, measure=measure, method=method, model=model, average=average)
     _add_to_grad(zip(trained, found.gradient(weight, trust), strict=True))
     return found
 
@@ -643,13 +605,7 @@ def _match_backward(
 def curvature(
     losses: Sequence[Callable[[], Tensor]], params: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Gradient:
-    """Compute H v, with H the Hessian of the mean of the losses and one graph in memory at a time.
-
-    Args:
-        losses: functions that compute the mean loss of each domain.
-        params: parameters to differentiate with respect to.
-        v: list with one tensor per parameter.
-    """
+    """Compute H v, with H the Hessian of the mean of ``losses`` for ``params``; one graph at a time."""
     total = [torch.zeros_like(p) for p in params]
     for loss in losses:
         with sdpa_kernel(SDPBackend.MATH):
@@ -660,13 +616,7 @@ def curvature(
 
 @contextmanager
 def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Tensor) -> Iterator[None]:
-    """Within the block, replace the parameters θ by θ + by · direction; restore them exactly afterwards.
-
-    Args:
-        params: parameters θ.
-        direction: list with one tensor per parameter.
-        by: step size.
-    """
+    """Within the block, ``params`` θ are θ + ``by`` · ``direction``; they are restored exactly afterwards."""
     start = [p.detach().clone() for p in params]
     try:
         with torch.no_grad():
@@ -694,11 +644,3 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
 def _split(vector: Tensor, params: Sequence[Tensor]) -> Gradient:
     parts = vector.split([p.numel() for p in params])
     return [part.view(p.shape).to(p.dtype) for part, p in zip(parts, params, strict=True)]
-
-
-def _check(gradients: Gradients, least: int = 1) -> None:
-    """Refuse what is not at least that many lists of tensors with the same shapes."""
-    if len(gradients) < least:
-        raise InputError(f"gradients of at least {least} domains are compared, got {len(gradients)}.")
-    if len({tuple(x.shape for x in g) for g in gradients}) > 1 or not gradients[0]:
-        raise InputError("gradients must be lists with the same number of tensors, of the same shapes.")

@@ -20,17 +20,14 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
-from shoal.errors import InputError, nearest, shown
-from shoal.settings import Count, Few, Fraction, Positive, Range, Rate, Seed, coerce, settings
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from shoal.settings import Count, Few, Fraction, Function, Positive, Range, Rate, Seed, checked, options_type
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
     """What is declared of an option beside its type and its docstring."""
 
@@ -207,6 +204,9 @@ class TrainingOptions(TypedDict, total=False):
     """Stop after this number of evaluations without improvement on validation."""
     eval_every: Annotated[Count | None, Option(None, "train")]
     """Number of steps between evaluations (default: chosen so that evaluation costs less than training)."""
+    calibrate: Annotated[bool, Option(True, "train compare")]
+    """Fit a temperature for the probabilities of a classifier, on validation examples. It does not change
+    which class is predicted."""
     eval_limit: Annotated[Count | None, Option()]
     """Maximum number of examples per split to evaluate on, a random sample (default: all; about 5,000 for
     train)."""
@@ -283,7 +283,7 @@ class SweepOptions(ModelOptions, TrainingOptions, ExecutionOptions, ParallelOpti
     """The options of :func:`shoal.sweep`."""
 
 
-class Declared(typing.NamedTuple):
+class Declared(NamedTuple):
     """An option: its name, type, what is declared of it, and what it does."""
 
     name: str
@@ -305,10 +305,8 @@ def declared(options: type) -> dict[str, Declared]:
     """The options of a ``TypedDict`` above, by name, in the order of the declarations."""
     found, docstrings = {}, _docstrings()
     for name, hint in typing.get_type_hints(options, include_extras=True).items():
-        *parts, option = typing.get_args(hint)
-        assert isinstance(option, Option), name
-        kind = parts[0] if len(parts) == 1 else Annotated[tuple(parts)]
-        found[name] = Declared(name, kind, option, docstrings[name])
+        (option,) = (each for each in hint.__metadata__ if isinstance(each, Option))
+        found[name] = Declared(name, hint, option, docstrings[name])
     return found
 
 
@@ -316,13 +314,18 @@ def declared(options: type) -> dict[str, Declared]:
 def _docstrings() -> dict[str, str]:
     """The docstring below each declaration in this file."""
     tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    found = {}
-    for field_, below in (pair for each in classes for pair in itertools.pairwise(each.body)):
-        if isinstance(field_, ast.AnnAssign) and isinstance(below, ast.Expr):
-            assert isinstance(field_.target, ast.Name)
-            found[field_.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return found
+    bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {
+        option.target.id: " ".join(ast.literal_eval(below.value).split())  # type: ignore[union-attr]
+        for option, below in (pair for body in bodies for pair in itertools.pairwise(body))
+        if isinstance(option, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Declared]:
+    """The options that a public function takes as ``**options``."""
+    options = options_type(function)
+    return {} if options is None else declared(options)
 
 
 def with_defaults(options: Mapping[str, Any], of: type) -> dict[str, Any]:
@@ -350,61 +353,21 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def options_of(function: Callable[..., Any]) -> dict[str, Declared]:
-    """The options that a public function takes as ``**options``."""
-    for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            hints = typing.get_type_hints(inspect.unwrap(function))
-            (options,) = typing.get_args(hints[parameter.name])
-            return declared(options)
-    return {}
-
-
 def public(*shown_options: str) -> Callable[[Function], Function]:
-    """Makes a public function check its arguments, by name and by type, before it does anything.
+    """Makes a public function check its arguments before it does anything.
 
     Args:
         shown_options: options that its signature shows in notebooks and ``help``, before the others.
     """
 
     def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        variadic = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            explicit, options = settings(function), options_of(function)
-            for name in kwargs:
-                if name not in explicit and name not in options:
-                    near = nearest(name, [*explicit, *options])
-                    hint = f" Did you mean {near!r}?" if near else ""
-                    raise InputError(f"{function.__name__} has no option {shown(name)}.{hint}")
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise InputError(f"{function.__name__}: {error}.") from None
-            for name, value in bound.arguments.items():
-                if name in variadic:
-                    checked = {k: coerce(options[k].type, v, k) for k, v in value.items()}
-                    bound.arguments[name] = checked
-                else:
-                    bound.arguments[name] = coerce(explicit[name].annotation, value, name)
-            return function(*bound.args, **bound.kwargs)
-
+        wrapped, signature = checked(function), inspect.signature(function)
         if shown_options:
-            wrapped.__signature__ = _shown(signature, options_of(function), shown_options)  # type: ignore[attr-defined]
-        return wrapped  # type: ignore[return-value]
+            *parameters, rest = signature.parameters.values()
+            for name in shown_options:
+                default = options_of(function)[name].option.default
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+            wrapped.__signature__ = signature.replace(parameters=[*parameters, rest])  # type: ignore[attr-defined]
+        return wrapped
 
     return decorate
-
-
-def _shown(
-    signature: inspect.Signature, options: Mapping[str, Declared], names: Sequence[str]
-) -> inspect.Signature:
-    """``signature`` with the options ``names`` before its ``**options``."""
-    *parameters, rest = signature.parameters.values()
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=options[name].option.default)
-        for name in names
-    ]
-    return signature.replace(parameters=[*parameters, *more, rest])

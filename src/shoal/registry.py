@@ -16,16 +16,18 @@ Once it is installed, ``shoal train my-method my-data`` works, and so does every
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 import re
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError, unknown_name
+
+FOLDER = Path(__file__).parent
 
 
 class Package(NamedTuple):
@@ -61,7 +63,7 @@ class Registry:
         kind: str,
         own: Mapping[str, str],
         *,
-        reserved: frozenset[str] = frozenset(),
+        reserved: tuple[str, ...] = (),
         needs: tuple[str, ...] = (),
     ) -> None:
         self.kind, self.own, self.reserved, self.needs = kind, own, reserved, needs
@@ -77,14 +79,15 @@ class Registry:
             return pkgutil.resolve_name(self.own[key])
         if (entry := self._added().get(key)) is None:
             raise unknown_name(self.kind, name, self.names())
-        what = f"{self.kind} {key!r} of the package {_package(entry)}"
         try:
             found = entry.load()
         except (Exception, SystemExit) as error:  # whatever a stranger's module may raise
             why = f"{type(error).__name__}: {error}".rstrip(".")
-            raise InputError(f"{what} cannot be imported ({entry.value}): {why}.") from error
+            raise InputError(
+                f"{self._described(entry)} cannot be imported ({entry.value}): {why}."
+            ) from error
         if lacking := " and no ".join(need for need in self.needs if not hasattr(found, need)):
-            raise InputError(f"{what}: {entry.value} has no {lacking}.")
+            raise InputError(f"{self._described(entry)}: {entry.value} has no {lacking}.")
         return found
 
     def having(self, attribute: str) -> list[str]:
@@ -99,17 +102,17 @@ class Registry:
 
     def problems(self) -> dict[str, str]:
         """What is wrong with entry points, by name. This imports them."""
-        found = {}
+        found, added = {}, self._added()
         for entry in self._entries():
             key = spelled(entry.name)
-            if self._added().get(key) is entry:
-                try:
-                    self.module(key)
-                except InputError as error:
-                    found[key] = str(error)
-            else:
-                what = f"{self.kind} {key!r} of the package {_package(entry)}"
-                found[key] = f"{what} is ignored: the name is taken, or not of letters, digits and dashes."
+            if added.get(key) is not entry:
+                why = "the name is taken, or not of letters, digits and dashes"
+                found[key] = f"{self._described(entry)} is ignored: {why}."
+                continue
+            try:
+                self.module(key)
+            except InputError as error:
+                found[key] = str(error)
         return found
 
     def _entries(self) -> tuple[EntryPoint, ...]:
@@ -121,8 +124,11 @@ class Registry:
         taken = {*self.own, *self.reserved}
         return {n: entry for n, entry in every.items() if re.fullmatch("[a-z0-9-]+", n) and n not in taken}
 
+    def _described(self, entry: EntryPoint) -> str:
+        return f"{self.kind} {spelled(entry.name)!r} of the package {_package(entry)}"
 
-@lru_cache(maxsize=16)
+
+@functools.lru_cache(maxsize=16)
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """The entry points of a group in all packages on ``path``, which is ``sys.path``."""
     return tuple(entry_points(group=group))
@@ -132,8 +138,9 @@ def _package(entry: EntryPoint) -> Package:
     return Package("", "") if entry.dist is None else Package(spelled(entry.dist.name), entry.dist.version)
 
 
-FOLDER = Path(__file__).parent
 WILDS = ("amazon", "camelyon17", "civilcomments", "fmow", "iwildcam", "poverty")
+BASELINES = ("majority", "logistic-regression", "ridge-regression", "gradient-boosting")
+RECIPES = ("auto", "erm++", "lp-ft", "miro", "swad")
 ALGORITHMS = Registry(
     "algorithm",
     {
@@ -141,24 +148,20 @@ ALGORITHMS = Registry(
         for module in pkgutil.iter_modules([str(FOLDER / "algorithms")])
         if module.name not in ("base", "penalty")
     },
-    reserved=frozenset(
-        {
-            *("all", "majority", "logistic-regression", "ridge-regression", "gradient-boosting"),
-            *("auto", "erm++", "lp-ft", "miro", "swad"),
-        }
-    ),
+    reserved=("all", *BASELINES, *RECIPES),
 )
 DATASETS = Registry(
     "dataset",
     {
         **{name: f"shoal.datasets.wilds:{name}" for name in WILDS},
-        "coloured-digits": "shoal.datasets.digits:coloured_digits",
-        "coloured-mnist": "shoal.datasets.digits:coloured_mnist",
-        "rotated-digits": "shoal.datasets.digits:rotated_digits",
-        "rotated-mnist": "shoal.datasets.digits:rotated_mnist",
-        **{name: f"shoal.datasets.folders:{name}" for name in ("domainnet", "pacs", "vlcs")},
-        "office-home": "shoal.datasets.folders:office_home",
-        "terra-incognita": "shoal.datasets.folders:terra_incognita",
+        **{
+            name: f"shoal.datasets.digits:{name.replace('-', '_')}"
+            for name in ("coloured-digits", "coloured-mnist", "rotated-digits", "rotated-mnist")
+        },
+        **{
+            name: f"shoal.datasets.folders:{name.replace('-', '_')}"
+            for name in ("domainnet", "office-home", "pacs", "terra-incognita", "vlcs")
+        },
         "cdsprites": "shoal.datasets.cdsprites:cdsprites",
         "linear": "shoal.datasets.linear:linear",
         "image-folder": "shoal.datasets.own:image_folder",
@@ -166,7 +169,7 @@ DATASETS = Registry(
         "heart": "shoal.datasets.heart",
         "table": "shoal.datasets.table",
     },
-    reserved=frozenset({"python"}),
+    reserved=("python",),
     needs=("load", "SUMMARY", "PAPER"),
 )
 MODELS = Registry(

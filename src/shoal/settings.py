@@ -75,6 +75,10 @@ class Range(annotated_types.GroupedMetadata):
         if self.multiple is not None:
             yield annotated_types.MultipleOf(self.multiple)
 
+    def __str__(self) -> str:
+        ends = {"from": self.least, "above": self.above, "to": self.most, "below": self.below}
+        return " ".join(f"{k} {v:g}" for k, v in ends.items() if v is not None and abs(v) < 1e6)
+
 
 Count = Annotated[int, Range(1, 10**9)]
 Few = Annotated[int, Range(1, 1000)]
@@ -111,7 +115,8 @@ def coerce(annotation: Any, value: Any, name: str, of: str = "", *, strict: bool
         except ValidationError as error:
             problem = problem or error
     assert problem is not None
-    text = f"must be {_expected(problem)}, got {shown(value)}.{_hint(problem, value)}"
+    hint = did_you_mean(value, _literals(annotation))
+    text = f"must be {_expected(problem)}, got {shown(value)}.{hint}"
     raise (InputError(f"{name} of {of} {text}") if of else InputError(text, name)) from None
 
 
@@ -163,34 +168,32 @@ class _Instance:
         return core_schema.is_instance_schema(self.cls)
 
 
-NOUNS = {"int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "True or False"}
-NOUNS |= {"string": "text", "path": "a path", "mapping": "a mapping", "dict": "a mapping", "none": "None"}
-NOUNS |= {"sequence": "a list", "list": "a list", "callable": "a function"}
-BOUNDS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
-BOUNDS |= {"less_than": "below", "multiple_of": "a multiple of"}
+WORDS = {
+    **{"greater than or equal to": "at least", "less than or equal to": "at most", "greater than": "above"},
+    **{"less than": "below", "a valid integer": "a whole number", "a valid string": "text"},
+    **{"a valid number": "a number", "a valid boolean": "True or False", "an instance of Path": "a path"},
+    **{"a valid ": "a ", "Input should be ": "", "Value error, ": "", "callable": "a function"},
+}
+"""Of pydantic's messages, shorter."""
 
 
 def _expected(error: ValidationError) -> str:
     """What would be valid, in words."""
-    words = []
+    found = []
     for one in error.errors(include_url=False, include_input=False):
-        kind, context = one["type"], one.get("ctx", {})
-        if kind in BOUNDS:
-            (bound,) = context.values()
-            words.append(
-                f"{BOUNDS[kind]} {bound:,}" if isinstance(bound, int) else f"{BOUNDS[kind]} {bound:g}"
-            )
-        elif kind == "is_instance_of":
-            words.append(NOUNS.get(context["class"].lower()) or f"of class {context['class']}")
-        else:
-            said = one["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            words.append(NOUNS.get(kind.split("_")[0]) or said)
-    return " or ".join(dict.fromkeys(words))
+        text = one["msg"].partition(",")[0] if "int" in one["type"] else one["msg"]
+        for long, short in WORDS.items():
+            text = text.replace(long, short)
+        found.append(text)
+    return " or ".join(dict.fromkeys(found))
 
 
-def _hint(error: ValidationError, value: Any) -> str:
-    expected = [str(e["ctx"]["expected"]) for e in error.errors() if e["type"] == "literal_error"]
-    return did_you_mean(value, [n.strip("' ") for e in expected for n in e.replace(" or ", ", ").split(", ")])
+def _literals(annotation: Any) -> list[str]:
+    """The values of Literal types in an annotation."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return [str(part) for part in parts]
+    return [name for part in parts for name in _literals(part)]
 
 
 class Setting(NamedTuple):
@@ -206,10 +209,7 @@ class Setting(NamedTuple):
             coerce(self.annotation, object(), self.name)
         except InputError as error:
             words = str(error.args[0]).removeprefix("must be ").partition(", got")[0]
-            for _, found in list(_ranges(self.annotation))[:1]:
-                ends = {"from": found.least, "above": found.above, "to": found.most, "below": found.below}
-                words += "".join(f" {k} {v:g}" for k, v in ends.items() if v is not None and abs(v) < 1e6)
-            return words
+            return " ".join([words, *[str(found) for _, found in _ranges(self.annotation)][:1]]).rstrip()
         return "anything"
 
     def space(self, size: Size = "small") -> dict[str, Any] | None:
@@ -238,33 +238,46 @@ def _ranges(annotation: Any) -> Iterator[tuple[type, Range]]:
 def settings(function: Callable[..., Any]) -> dict[str, Setting]:
     """The parameters of a function, or of a class and the parents to which it passes keyword arguments on."""
     if not inspect.isclass(function):
-        return {name: s for name, s in _declared(function).items() if name not in ("self", "cls")}
+        return _declared(function)
     found: dict[str, Setting] = {}
     for cls in function.__mro__:
         if "__init__" in vars(cls) and cls is not object:
-            own = {name: s for name, s in _declared(vars(cls)["__init__"], cls).items() if name != "self"}
-            found = own | found
-            kinds = {p.kind for p in inspect.signature(vars(cls)["__init__"]).parameters.values()}
-            if inspect.Parameter.VAR_KEYWORD not in kinds:
+            found = _declared(vars(cls)["__init__"]) | found
+            if not _variadic(vars(cls)["__init__"]):
                 break
     return found
 
 
 @functools.cache
-def _declared(function: Callable[..., Any], cls: type | None = None) -> dict[str, Setting]:
+def _declared(function: Callable[..., Any]) -> dict[str, Setting]:
+    """The named parameters of a function, without ``self``."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
-    module = sys.modules.get(getattr(cls or inner, "__module__", ""))
-    names = dict(getattr(inner, "__globals__", None) or vars(module or types))
+    names = getattr(inner, "__globals__", None) or vars(sys.modules.get(inner.__module__, types))
     return {
         p.name: Setting(p.name, p.default, _annotation(p, names))
         for p in inspect.signature(function).parameters.values()
-        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in ("self", "cls")
     }
 
 
-def _annotation(parameter: inspect.Parameter, names: dict[str, Any]) -> Any:
+def _variadic(function: Callable[..., Any]) -> inspect.Parameter | None:
+    """The parameter ``**options``."""
+    parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
+    return next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
+
+
+@functools.cache
+def options_type(function: Callable[..., Any]) -> type | None:
+    """The ``TypedDict`` of a function that takes ``**options: Unpack[…]``; ``None`` for others."""
+    if (variadic := _variadic(function)) is None or "Unpack[" not in str(variadic.annotation):
+        return None
+    found: type = typing.get_args(typing.get_type_hints(inspect.unwrap(function))[variadic.name])[0]
+    return found
+
+
+def _annotation(parameter: inspect.Parameter, names: Mapping[str, Any]) -> Any:
     annotation = parameter.annotation
     if annotation is parameter.empty:
         number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
@@ -273,7 +286,7 @@ def _annotation(parameter: inspect.Parameter, names: dict[str, Any]) -> Any:
         return annotation
     try:
         holder = types.SimpleNamespace(__annotations__={"it": annotation})
-        return typing.get_type_hints(holder, names, include_extras=True)["it"]
+        return typing.get_type_hints(holder, dict(names), include_extras=True)["it"]
     except Exception:  # a name that is imported for type checkers only
         return Any
 
@@ -293,17 +306,39 @@ def search_space(function: Callable[..., Any], size: Size = "small") -> dict[str
     return {name: space for name, space in spaces.items() if space is not None}
 
 
+@functools.cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """What each argument may be, those of ``**options: Unpack[…]`` included."""
+    options = options_type(function)
+    found = {} if options is None else typing.get_type_hints(options, include_extras=True)
+    return found | {name: setting.annotation for name, setting in _declared(function).items()}
+
+
 def checked(function: Function) -> Function:
-    """Check the arguments of a constructor, or of any function, whenever it is called."""
-    signature = inspect.signature(function)
+    """Check the arguments of a function or a constructor, by name and by type, whenever it is called."""
+    signature, variadic = inspect.signature(function), _variadic(function)
+    method = "self" in signature.parameters
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        bound, declared = signature.bind(*args, **kwargs), _declared(function)
-        owner = type(args[0]).__name__ if "self" in bound.arguments else function.__name__
+        hints, of = _hints(function), type(args[0]).__name__ if method else ""
+        if variadic is None or options_type(function):
+            for name in kwargs.keys() - hints.keys():
+                near = did_you_mean(name, hints)
+                raise InputError(f"{of or function.__name__} has no option {shown(name)}.{near}")
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(f"{of or function.__name__}: {error}.") from None
+
+        def good(name: str, value: Any) -> Any:
+            return coerce(hints[name], value, name, of) if name in hints else value
+
         for name, value in bound.arguments.items():
-            if name in declared and name != "self":
-                bound.arguments[name] = coerce(declared[name].annotation, value, name, owner)
+            if variadic is not None and name == variadic.name:
+                bound.arguments[name] = {key: good(key, each) for key, each in value.items()}
+            else:
+                bound.arguments[name] = good(name, value)
         return function(*bound.args, **bound.kwargs)
 
     return wrapped  # type: ignore[return-value]

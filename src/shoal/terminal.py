@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator
-from typing import Any
 
-CLEAR_LINE = "\r\x1b[K"
 MARKS = re.compile(r"([\\`*_\[\]|~$@]|(?<=:)//)")
 """What means something within a line of Markdown, and what makes a link of an address."""
 
@@ -27,15 +23,8 @@ def in_markdown(value: object) -> str:
     return MARKS.sub(r"\\\1", text)
 
 
-def clear_line(stream: Any) -> None:
-    """Empty the terminal's current line, to draw it anew."""
-    stream.write(CLEAR_LINE)
-
-
-@contextlib.contextmanager
-def printable() -> Iterator[None]:
+def escape_unprintable() -> None:
     """What the encoding of standard output or error lacks is written as an escape, such as ``\\u0436``."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    yield

@@ -60,6 +60,16 @@ def input_errors(message: str) -> Iterator[None]:
         raise InputError(f"{message}: {why}") from error
 
 
+class Calibration(BaseModel, frozen=True, allow_inf_nan=False):
+    """The temperature of a classifier, and the reliability of its probabilities on what it was fitted on."""
+
+    temperature: Annotated[float, Field(gt=0)]
+    on: str = "validation"
+    count: int = 0
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+
+
 class About(BaseModel, frozen=True):
     """How to build and feed a trained model: the content of ``inputs.json``."""
 
@@ -71,6 +81,7 @@ class About(BaseModel, frozen=True):
     classes: Annotated[int, Field(ge=2)] | None = None
     class_names: tuple[str, ...] = ()
     task: Literal["classification", "ordinal", "dense", "multilabel", "regression"]
+    calibration: Calibration | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -92,6 +103,11 @@ class About(BaseModel, frozen=True):
     def read(cls, path: Path) -> About:
         with input_errors(f"{str(path)!r} is damaged"):
             return cls.model_validate_json(path.read_bytes())
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by before the softmax."""
+        return self.calibration.temperature if self.calibration else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -122,14 +138,7 @@ class Trained(nn.Module):
     def in_memory(
         cls, model: nn.Module, files: Mapping[str, bytes], record: Mapping[str, Any] = NOTHING
     ) -> Trained:
-        """Create it from a model that was just trained.
-
-        Args:
-            model: network.
-            files: the files that a run folder has beside the weights, by name, from
-                :func:`shoal.training.summary.model_files`.
-            record: content of ``record.json``.
-        """
+        """Create it from a model that was just trained, and the files that a run folder has beside it."""
         temporary = tempfile.TemporaryDirectory(prefix="shoal-")  # a tokenizer is read from a folder
         folder = Path(temporary.name)
         for name, content in files.items():
@@ -153,6 +162,11 @@ class Trained(nn.Module):
         return self.about.inputs
 
     @property
+    def temperature(self) -> float:
+        """What logits are divided by to give calibrated probabilities; 1 without calibration."""
+        return self.about.temperature
+
+    @property
     def device(self) -> torch.device:
         return next((t.device for t in self.model.state_dict().values()), torch.device("cpu"))
 
@@ -160,11 +174,7 @@ class Trained(nn.Module):
         return call(self.model, x)
 
     def train(self, mode: bool = True) -> Trained:
-        """Stay in eval mode; to train further, use ``.model``.
-
-        Args:
-            mode: ignored.
-        """
+        """Stay in eval mode; to train further, use ``.model``."""
         super().train(False)
         return self
 
@@ -192,11 +202,7 @@ class Trained(nn.Module):
     ) -> NDArray[np.float64]:
         """Predict the probability of each class, (n, classes), or of each of several labels, (n, labels).
 
-        Args:
-            source: as in :meth:`predict`.
-            batch_size: number of examples per batch.
-            workers: number of processes that load examples.
-            column: text column of a table, for text models.
+        Its arguments are those of :meth:`predict`.
         """
         if self.about.task == "regression":
             raise InputError("this model is a regression model and has no probabilities.")
@@ -212,37 +218,19 @@ class Trained(nn.Module):
     def score(
         self, data: Any, *, label: str | None = None, domain: str | None = None, group: str | None = None
     ) -> Score:
-        """Score the model on labelled data; see :func:`shoal.score`.
-
-        Args:
-            data: table, or folder of images.
-            label: column to predict (default: as in training).
-            domain: column with the domain of each row (default: as in training).
-            group: column that identifies the entity of each row (default: as in training).
-        """
+        """Score the model on labelled data; its arguments are those of :func:`shoal.score`."""
         from shoal.api.score import score
 
         return score(self, data, label=label, domain=domain, group=group)
 
     def export(self, out: str | Path | None = None, format: Format | None = None) -> Exported:
-        """Export the model for use without Shoal; see :func:`shoal.export`. ::
-
-            shoal.load("runs/fish").export("fish.onnx")
-
-        Args:
-            out: file to write (default: named after the run folder).
-            format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"`` (default: by the file extension).
-        """
+        """Export the model for use without Shoal; its arguments are those of :func:`shoal.export`."""
         from shoal.api.export import export
 
         return export(self, out, format=format)
 
     def save(self, folder: str | Path) -> Path:
-        """Save the model with its preprocessing, model card and record, for :func:`load`.
-
-        Args:
-            folder: new folder.
-        """
+        """Save the model with its preprocessing, model card and record to a new folder, for :func:`load`."""
         inputs, files = self.reader().kept()
         for name in (ENCODER, CARD) if self.folder else ():
             path = self.folder / name  # type: ignore[operator]
@@ -256,26 +244,14 @@ class Trained(nn.Module):
         return write_model(Path(folder).expanduser(), about, files, self.record)
 
     def reader(self, source: Any = None, **options: Any) -> Reader:
-        """Return the reader that preprocesses raw input; tensors and arrays are not changed.
-
-        Args:
-            source: raw input, or an array.
-            **options: options of the reader.
-        """
+        """Return the reader that preprocesses raw input; tensors and arrays are not changed."""
         prepared = isinstance(source, Tensor | np.ndarray)
         return reader({} if prepared else self.inputs, self.about.input_shape, folder=self.folder, **options)
 
     def outputs(
         self, source_reader: Reader, source: Any, batch_size: int = 256, workers: int = 0
     ) -> Iterator[tuple[Batch, NDArray[Any]]]:
-        """Compute the outputs of the network batch by batch; in regression in the units of the label.
-
-        Args:
-            source_reader: reader of the input, from :meth:`reader`.
-            source: as in :meth:`predict`.
-            batch_size: number of examples per batch.
-            workers: number of processes that load examples.
-        """
+        """Compute the outputs of the network batch by batch; in regression in the units of the label."""
         batches = source_reader.batches(source, batch_size, workers)
         while True:
             with input_errors("the input cannot be preprocessed for this model"):
@@ -293,14 +269,7 @@ class Trained(nn.Module):
     def run(
         self, source: Any, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> tuple[list[str], NDArray[Any], Reader]:
-        """Return the names of all examples, their outputs, and the reader with its notes on the input.
-
-        Args:
-            source: as in :meth:`predict`.
-            batch_size: number of examples per batch.
-            workers: number of processes that load examples.
-            column: text column of a table, for text models.
-        """
+        """Return the names of all examples, their outputs, and the reader with its notes on the input."""
         source_reader = self.reader(source, column=column)
         parts = list(self.outputs(source_reader, source, batch_size, workers))
         if not parts:
@@ -309,11 +278,7 @@ class Trained(nn.Module):
         return names, np.concatenate([output for _, output in parts]), source_reader
 
     def labels(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """Convert outputs of the network to predictions.
-
-        Args:
-            outputs: outputs of the network.
-        """
+        """Convert outputs of the network to predictions."""
         if self.about.task == "multilabel":
             return (outputs > 0).astype(np.int64)
         if self.about.classes is None:
@@ -321,13 +286,9 @@ class Trained(nn.Module):
         best: NDArray[Any] = outputs.argmax(1)
         return np.array(self.class_names)[best] if self.class_names else best
 
-    def probabilities(self, outputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Convert outputs of the network to probabilities of classes, or of each of several labels.
-
-        Args:
-            outputs: outputs of the network.
-        """
-        logits = torch.from_numpy(outputs).double()
+    def probabilities(self, outputs: NDArray[Any], calibrated: bool = True) -> NDArray[np.float64]:
+        """Convert outputs of the network to probabilities of classes, or of each of several labels."""
+        logits = torch.from_numpy(outputs).double() / (self.temperature if calibrated else 1.0)
         found = logits.sigmoid() if self.about.task == "multilabel" else logits.softmax(1)
         return found.numpy()
 
@@ -356,9 +317,6 @@ def load(
 
     Returns:
         Trained: the model, ready to predict.
-
-    Raises:
-        InputError: the folder contains no trained model, or the model is your own network and was not passed.
     """
     place_on = pick_device(device)
     path = find_model(Path(folder).expanduser())
@@ -388,7 +346,10 @@ def pack_weights(weights: Mapping[str, Tensor]) -> bytes:
 def write_model(
     folder: Path, about: About, files: Mapping[str, bytes], record: Mapping[str, Any] = NOTHING
 ) -> Path:
-    """Write a new folder that :func:`load` reads; ``files`` are the model and others, such as a tokenizer."""
+    """Write a new folder that :func:`load` reads; ``files`` are the model and others, such as a tokenizer.
+
+    The folder gets its name when all is in it.
+    """
     if any((folder / name).exists() for name in (*MODELS, "config.yaml")):
         raise InputError(f"{str(folder)!r} contains a run; choose another folder.", "folder")
     content = {**files, ABOUT: json.dumps(about.to_dict(), indent=1).encode()}
@@ -396,8 +357,16 @@ def write_model(
         needed = [name for name in content if name not in (CARD, "config.yaml")]
         checksums = {name: hashlib.sha256(content[name]).hexdigest() for name in needed}
         content[RECORD] = json.dumps({**record, "files": checksums}, default=dict).encode()
-    for name, each in content.items():
-        write_atomically(folder / name, each)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".model-") as temporary:
+            place = Path(temporary) / folder.name
+            place.mkdir()
+            for name, each in content.items():
+                write_atomically(place / name, each)
+            os.rename(place, folder)
+    except OSError as error:
+        raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.", "out") from error
     return folder
 
 
@@ -439,7 +408,7 @@ def find_model(path: Path) -> Path:
         finished = (path / RECORD).is_file()
         why = "it diverged" if finished else "the run is not finished; repeat its command"
     elif (path / "runs").is_dir():
-        why = "comparisons and sweeps keep no weights; train the model with `shoal train`"
+        why = "comparisons and sweeps keep no weights; train a model with `shoal compare … --fit FOLDER`"
     raise InputError(f"{str(path)!r} contains no trained model: {why}.")
 
 

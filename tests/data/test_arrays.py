@@ -202,14 +202,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no label's value": (lambda: pairs(T, [None] * COUNT), "has the label None; it must be "),
     "a NaN label": (
         lambda: pairs(T, [1.5] * 6 + [float("nan")] * 60),
-        r"example \d+ .* label that is not fin",
+        r"example \d+ of the dataset has the label nan; .* finite",
     ),
     "labels of two kinds": (lambda: each(lambda n: (T[n], n % 2 or "no")), "some .* are text and others"),
     "one class": (lambda: pairs(T, ["no"] * COUNT), "the label is 'no' in every example"),
-    "x of several lengths": (
-        lambda: each(lambda n: (torch.zeros(1 + n % 3), 1)),
-        r"example \d+ of the dataset is \(2,\) float32 and the first is \(1,\)",
-    ),
     "an error inside": (lambda: Broken([0]), "cannot be read: KeyError"),
     "many labels": (lambda: Given([(T[0], n % 2) for n in range(READ + 1)]), "classes=N"),
     "nothing": (lambda: Given([]), "the dataset has no examples"),
@@ -226,13 +222,13 @@ def test_what_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"x": np.where(X > 2, np.nan, X)}, r"in example \d+ that is not finite"),
-        ({"x": np.array([["a"]] * COUNT)}, "x is <U1"),
+        ({"x": np.array([["a"]] * COUNT)}, "x has an array of <U1"),
         ({"x": X[:, 0]}, r"shape \(60,\)"),
-        ({"y": Y[:5]}, "x has 60 examples, y 5 and domains 60"),
-        ({"y": np.zeros(COUNT, int)}, "'0' in every row"),
-        ({"y": [None, *Y[1:]]}, "missing in row 1"),
-        ({"domains": SITES[1:]}, "domains 59"),
+        ({"y": Y[:5]}, "x has 60 examples and y has 5"),
+        ({"y": np.zeros(COUNT, int)}, "'0' in every example"),
+        ({"y": [None, *Y[1:]]}, "example 0 of y has the label None"),
+        ({"domains": SITES[1:]}, "60 examples and 59 domains"),
+        ({"y": np.arange(COUNT)}, "60 different whole numbers; set task="),
         ({"held_out": "d"}, "unknown domain 'd'"),
         ({"task": "guessing"}, "unknown task 'guessing'"),
     ],
@@ -268,7 +264,7 @@ def test_wrong_labels_are_named_before_training() -> None:
         (pairs(T, Y), pairs(T[:, :3], Y), r"\(4,\) float32 in domain 'train: a' and \(3,\) float32"),
         (pairs(T, Y), pairs(T.double(), Y), r"float32 in domain 'train: a' and \(4,\) float64"),
         ((T, Y), (T, Y, Y, Y), "domain 'train: b' has 4 parts"),
-        ((T, Y), (T, Y, Y + 1), "not weighted in domain 'train: a' and weighted in"),
+        ((T, Y), (T, Y, Y + 1), "weights are missing in domain 'train: a' and given in"),
         ((T, Y), (T, Y[:3]), "x has 60 examples and y has 3"),
         ((T, Y), (T, Y, X[:, 0]), "has the weight -.*at least 0"),
         ((T, Y), (T, Y, X[:, 0] * np.nan), "has the weight nan"),
@@ -276,12 +272,19 @@ def test_wrong_labels_are_named_before_training() -> None:
         ((T, Y), (T, Y, X), r"of shape \(60, 4\); they must be 60"),
         (({"a": T, "b": T}, Y), ({"a": T, "b": T[1:]}, Y), "x has 59 examples and y has 60"),
         (({"a": T, "b": T}, Y), ({"a": T, "b": None}, Y), "NoneType as an input"),
-        (TensorData(T, torch.from_numpy(Y)), (T, np.where(Y, np.inf, Z)), "example .* not finite"),
+        (TensorData(T, torch.from_numpy(Y)), (T, np.where(Y, np.inf, Z)), "example .* finite number"),
     ],
 )
 def test_domains_that_are_not_alike(one: Any, other: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         fitted({"a": one, "b": other}, nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_examples_that_do_not_fit_together(workers: int) -> None:
+    dataset = each(lambda n: (torch.zeros(3 + n % 5), 1), targets=[1] * COUNT)
+    with pytest.raises(InputError, match=r"^the examples of a batch do not fit .*same shape.*`collate`"):
+        fitted({"a": dataset}, nn.LazyLinear(2), workers=workers)
 
 
 def test_what_is_not_used_is_said() -> None:

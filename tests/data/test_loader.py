@@ -130,7 +130,7 @@ def test_the_users_random_numbers_are_left_alone() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_failing_example_is_named(workers: int) -> None:
-    with pytest.raises(RuntimeError, match="example 39: OSError: truncated image"):
+    with pytest.raises(InputError, match=r"^example 39 of the dataset cannot be read: OSError: trunc"):
         list(MetaBatchLoader(Items(), sampler(), workers=workers, stop=10))
 
 

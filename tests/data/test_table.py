@@ -516,9 +516,8 @@ class TestOtherSources:
     @pytest.mark.parametrize(
         ("x", "says"),
         [
-            (np.zeros((3, 2)), "x has 3 examples, y 2 and domains 2"),
-            (np.array([[0.0, 1.0], [np.nan, 0.0]]), "number in example 1 that is not finite"),
-            (np.array([["a"], ["b"]]), "must be numeric"),
+            (np.zeros((3, 2)), "x has 3 examples and y has 2"),
+            (np.array([["a"], ["b"]]), "must be numbers"),
             (np.zeros(2), r"shape \(2,\)"),
         ],
     )
@@ -531,7 +530,7 @@ class TestOtherSources:
         data = from_dataset(pairs, ["a", "b", "c"] * 10, held_out="a")
         assert (data.classes, data.input_shape, data.model) == (3, (4,), "tabular")
         assert self.fitted(data).scores("test").names == ("a",)
-        with pytest.raises(InputError, match="30 examples and domains 3"):
+        with pytest.raises(InputError, match="30 examples and 3 domains"):
             from_dataset(pairs, ["a", "b", "c"])
         with pytest.raises(InputError, match=r"pair \(x, y\)"):
             from_dataset(TensorDataset(torch.randn(2, 4)), ["a", "b"])

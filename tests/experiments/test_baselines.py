@@ -192,7 +192,14 @@ def test_classes_without_training_rows(
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(160, 3)), np.array(present)[np.arange(160) % len(present)]
     y[120:] = np.arange(40) % 4  # of the held-out domain
-    shoal.train(name, (x, y, np.repeat(["a", "b", "c", "d"], 40)), held_out="d", out="run", progress=False)
+    shoal.train(
+        name,
+        (x, y, np.repeat(["a", "b", "c", "d"], 40)),
+        held_out="d",
+        out="run",
+        calibrate=False,
+        progress=False,
+    )
     model = shoal.load("run")
     shares = model.predict_proba(torch.tensor(x, dtype=torch.float32))
     assert shares.shape == (160, 4)

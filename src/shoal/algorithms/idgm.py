@@ -34,8 +34,6 @@ class IDGM(Algorithm):
         start: number of steps for which γ is 0.
         ramp: number of steps over which γ then rises linearly.
         method: ``"exact"`` Hessian-vector products, or ``"finite-difference"`` for large models.
-        softening: δ in ĝ = g/√(‖g‖² + δ²), which bounds the gradient of the normalised term if gradients
-            vanish.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """
@@ -57,12 +55,11 @@ class IDGM(Algorithm):
         start: Steps = 0,
         ramp: Steps = 0,
         method: Method = "exact",
-        softening: Annotated[float, Range(0, 1e6)] = 0.0,
     ) -> None:
         super().__init__(model, loss, task)
         self.trust = trust
         self.gamma = Schedule(gamma, start, ramp, steps=task.steps)
-        self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)
+        self.matching = partial(match, measure="cosine" if normalize else "gip", method=method, model=model)
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         losses = [partial(self.block_loss, engine, block) for block in batch.split()]

@@ -79,11 +79,12 @@ def check(
         progress: show progress on stderr.
         **options: how to read the data, see :class:`~shoal.options.DataOptions`.
     """
-    from shoal.data.reading import ENDINGS, ending
+    from shoal.data.source import form_of
     from shoal.registry import DATASETS
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    table = not isinstance(data, (str, Path)) or bool(ending(Path(data)))
+    form = form_of(data)
+    table = form != "image folder" and form != "name"
     if table and dataset is not None:
         raise InputError("is for folders, and the data are a table.", "dataset")
     allowed = OF_TABLE if table else ("data_options",) if dataset is None else ()
@@ -94,9 +95,8 @@ def check(
     if table:
         return _check_table(data, given)
     path = Path(data).expanduser()
-    if not path.is_dir():
-        what = "is neither a table nor a folder" if path.exists() else "does not exist"
-        raise InputError(f"{str(data)!r} {what}; tables are {', '.join(ENDINGS)} files.")
+    if form == "name":
+        raise InputError(f"there is no file or folder {str(data)!r}.")
     module = DATASETS.module(dataset or IMAGE_FOLDER)
     cores = workers or os.cpu_count() or 1
     processes, tell = 0 if cores == 1 else cores, _teller(progress)

@@ -33,7 +33,7 @@ from shoal.errors import InputError
 from shoal.files import replacing, write_atomically
 from shoal.models.baseline import LEAST, Baseline, BoostedBaseline
 from shoal.models.lora import merged
-from shoal.trained import Trained, input_errors
+from shoal.trained import About, Trained, input_errors
 
 SIZES, ROWS, TRACED = (1, 5), (1, 100), 3
 """Batch sizes that are compared, those of raw rows of a table, and the one that graphs are traced with."""
@@ -287,30 +287,32 @@ class _Features(nn.Module):
 
 
 class _Results(nn.Module):
-    """Probabilities, logits and the number of the class; in regression, the number in the label's units."""
+    """Calibrated probabilities, logits and the number of the class; in regression, the number in the label's
+    units."""
 
-    def __init__(self, classes: int | None, label: Mapping[str, Any]) -> None:
+    def __init__(self, about: About) -> None:
         super().__init__()
-        self.classes, self.mean, self.scale = classes, label.get("mean", 0.0), label.get("scale", 1.0)
+        self.temperature, label = about.temperature, about.inputs.get("label") or {}
+        self.classes, self.mean, self.scale = about.classes, label.get("mean", 0.0), label.get("scale", 1.0)
 
     def forward(self, output: Tensor) -> Any:
         if self.classes is None:
             return output.double() * self.scale + self.mean
-        return output.softmax(1), output.clone(), output.argmax(1)
+        return (output / self.temperature).softmax(1), output.clone(), output.argmax(1)
 
 
 def _table_graph(trained: Trained, network: nn.Module, outputs: Sequence[str]) -> Any:
     """The ONNX model from columns, with the numbers of categories, to ``outputs``."""
     import onnx
 
-    described, classes = trained.inputs["columns"], trained.about.classes
+    described = trained.inputs["columns"]
     dtypes = {"STRING": torch.int64, "DOUBLE": torch.float64, "FLOAT": torch.float32}
     columns = [
         torch.zeros(TRACED, _width(about), dtype=dtypes[TYPES[about["kind"]][0]]) for about in described
     ]
     shapes = ([{0: torch.export.Dim("n")} for _ in columns],)
     names = [f"column {n}" for n in range(len(columns))]
-    features, results = _Features(described), _Results(classes, trained.inputs.get("label") or {})
+    features, results = _Features(described), _Results(trained.about)
     if isinstance(network, Baseline):
         first = _exported((features.eval(), (columns,), shapes), names, ["features"])
         last = _baseline_graph(network, results, outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from shoal.algorithms import Algorithm, Loss
-from shoal.data.arrays import read_examples, warn_of
+from shoal.data.arrays import read_examples
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.errors import InputError, unknown_name
@@ -24,6 +24,7 @@ from shoal.losses import BINARY, find_terms
 from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training import predictions as written
+from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
@@ -71,7 +72,7 @@ class Fit:
     """How well the domains' gradients agreed, where it was tracked."""
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Everything measured, as plain data: what ``record.json`` in a run's folder holds."""
-    _files: Callable[[], dict[str, bytes]] = field(default=dict, repr=False)
+    _files: Callable[..., dict[str, bytes]] = field(default=dict, repr=False)
     _trained: Trained | None = field(default=None, repr=False)
 
     @property
@@ -257,8 +258,6 @@ def fit(
     if recipe is not None and recipe.freeze_batchnorm:
         freeze_batchnorm(model)
     data = as_domain_data(train, validation, test, task, classes=full["classes"], loss=full["loss"])
-    if data is not train:
-        warn_of(data.notes)
     if folder is None:
         if resume or full["wandb"] or full["predictions"]:
             raise InputError("resume, wandb and predictions require folder.")
@@ -280,6 +279,7 @@ def fit(
     ) as journal:
         journal.write_config(config)
         result = run(job, journal)
+        result._files = functools.partial(result._files, calibrated(job.setup))
         if name := full["predictions"]:
             called = "data" if name is True else str(name)
             written.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
@@ -374,18 +374,9 @@ def as_domain_data(
         default="regression" if loss is not None else None,
         binary=terms is not None and terms.function in BINARY,
     )
-    every = found.domains
+    every = found.splits["train"]
     splits = {
         split: Domains.from_indices({n: every.indices_of(every.number(f"{split}: {n}")) for n in names})
         for split, names in members.items()
     }
-    return DomainData(
-        found.examples,
-        splits,
-        found.classes,
-        found.input_shape,
-        model="",
-        notes=found.notes,
-        class_names=found.class_names,
-        kind=found.kind,
-    )
+    return replace(found, splits=splits)

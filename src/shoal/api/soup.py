@@ -35,7 +35,7 @@ from shoal.report.runs import number
 from shoal.report.tables import Table
 from shoal.settings import Range, checked
 from shoal.trained import ABOUT, RECORD, WEIGHTS, About, Trained, find_model, load, pack_weights, write_model
-from shoal.training.averaging import average_weights, has_batchnorm
+from shoal.training.averaging import average_weights, batchnorm_in_training
 from shoal.training.card import card
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import Scores, snapshot
@@ -201,7 +201,7 @@ def _evaluate(
         with progress.phase(f"evaluating {name}"):
             model.load_state_dict(_average(parts))
             model.train(len(parts) > 1)
-            if has_batchnorm(model):
+            if batchnorm_in_training(model):
                 training.selection.refresh()
             model.eval()
             evaluator = training.setup.evaluator_of(splits, limit and dict.fromkeys(splits, limit))

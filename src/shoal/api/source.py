@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,27 +142,22 @@ def listed_algorithms(algorithms: Algorithms | None) -> list[str]:
 
 
 def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
-    if not data.strip():
-        raise InputError("data must be the name of a dataset, a file or a folder, got an empty text.")
-    path = Path(data).expanduser()
-    if path.is_file() or path.suffix:
-        from shoal.data.reading import ENDINGS, ending
+    from shoal.data.source import form_of
 
-        if ending(path):
-            from shoal.datasets.table import digest_of
+    form = form_of(data)
+    if form == "table file":
+        from shoal.datasets.table import digest_of
 
-            if named := {"file", "digest"} & options.keys():
-                raise InputError(f"{min(named)} cannot be set: the file is {data!r}.", "data_options")
-            # The digest makes a changed file another dataset: its runs are not taken for the old one's.
-            return Source(TABLE, {"file": data, "digest": digest_of(path), **given, **options}, data)
-        if path.is_file():
-            raise InputError(f"{data!r} is not a table; supported extensions: {', '.join(ENDINGS)}.")
+        if named := {"file", "digest"} & options.keys():
+            raise InputError(f"{min(named)} cannot be set: the file is {data!r}.", "data_options")
+        # The digest makes a changed file another dataset: its runs are not taken for the old one's.
+        return Source(TABLE, {"file": data, "digest": digest_of(data), **given, **options}, data)
     if given:
         first = next(iter(given))
         raise InputError(f"is for tables, and {data!r} is not a .csv, .parquet or .xlsx file.", first)
     from shoal import datasets as sets
 
-    if path.is_dir():
+    if form == "image folder":
         if data.lower().replace("_", "-") not in sets.registry.names():  # ./name and name/ are folders always
             return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
         if not {"folder", "root"} & options.keys():
@@ -194,49 +189,19 @@ def _in_memory(data: Any, given: dict[str, Any]) -> Table:
 
     Columns that pandas has as categories are categories, whatever they look like.
     """
-    from shoal.data.hub import as_mapping, image_columns, is_hf
     from shoal.data.reading import as_table
+    from shoal.data.source import form_of, table_of
 
-    if isinstance(data, (tuple, list)):
-        data = _arrays(data, given)
-    elif is_hf(data):
-        columns = as_mapping(data)
-        if images := image_columns(data):
-            raise InputError(
-                f"column {images[0]!r} contains images; save them as folder/domain/class instead."
-            )
-        data = columns
-    table = as_table(data)
+    if form_of(data) == "arrays":
+        for role in ("label", "domain")[: len(data) - 1]:
+            given.setdefault(role, role)
+    data = table_of(data, *(given.get(role, role) for role in ("label", "domain")))
     dtypes = getattr(data, "dtypes", {})
     kinds = {str(name): "categorical" for name, kind in dtypes.items() if str(kind) == "category"}
     roles = [given.get(role) for role in ("label", "domain", "group")]
     if kinds := {n: k for n, k in kinds.items() if n not in roles} | dict(given.get("kinds", {})):
         given["kinds"] = kinds
-    return table
-
-
-def _arrays(arrays: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The columns of X, those of a DataFrame or x0, x1 …, then the label and the domain."""
-    import numpy as np
-
-    from shoal.data.reading import as_table
-
-    if len(arrays) not in (2, 3):
-        raise InputError(f"data takes three arrays (X, y, domains), got {len(arrays)}.")
-    x, *rest = arrays
-    if hasattr(x, "iloc") or isinstance(x, Mapping):
-        columns: dict[str, Any] = dict(as_table(x))
-    else:
-        x = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
-        if x.ndim != 2:
-            raise InputError(f"X of data has shape {x.shape}; it must be (rows, columns).")
-        columns = {f"x{n}": x[:, n] for n in range(x.shape[1])}
-    for role, values in zip(("label", "domain"), rest, strict=False):
-        name = given.setdefault(role, role)
-        if name in columns:
-            raise InputError(f"X of data already has a column {name!r}; set another name with {role}=.")
-        columns[name] = values
-    return columns
+    return as_table(data)
 
 
 def _written(table: Table, folder: str | Path | None, home: str) -> Path:

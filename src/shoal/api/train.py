@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shoal.report.tables import Table
     from shoal.trained import Trained
 
-OF_BASELINES = (*declared(DataOptions), "settings", "seed", "metric", "progress")
+OF_BASELINES = (*declared(DataOptions), "settings", "seed", "metric", "calibrate", "progress")
 """What a baseline takes; other options belong to the training of a network."""
 
 
@@ -231,7 +231,8 @@ def configuration(
                 known = ", ".join(baselines.SPACES[algorithm]) or "none"
                 why = f"is an option of neural networks, and {algorithm} is not one"
                 raise InputError(f"{why}; its settings are: {known}.", name)
-        fields |= {name: options[name] for name in ("settings", "seed", "metric") if name in options}
+        taken = ("settings", "seed", "metric", "calibrate")
+        fields |= {name: options[name] for name in taken if name in options}
         steps = baselines.TREES if algorithm == baselines.BOOSTING else 1
         config = RunConfig(source.dataset, algorithm, steps, select="best", **fields)
     else:

@@ -22,7 +22,7 @@ import shoal
 from shoal.api.result import Result
 from shoal.cli.flags import command
 from shoal.errors import InputError, check_names
-from shoal.terminal import printable
+from shoal.terminal import escape_unprintable
 
 START, DATA, RESEARCH = (
     Group(title, sort_key=n) for n, title in enumerate(("Start here", "Your data", "Research"))
@@ -108,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return show(function(*bound.args, **{**rare, **bound.kwargs}), json)
 
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with printable(), warnings.catch_warnings():
+    escape_unprintable()
+    with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             return _guarded(

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.data.arrays import from_arrays, from_dataset
+    from shoal.data.arrays import concatenate, from_arrays, from_dataset
     from shoal.data.batch import DomainData, Examples, InMemory, MetaBatch, Task, TensorData
     from shoal.data.domains import Domains
     from shoal.data.hub import from_hf
-    from shoal.data.loader import MetaBatchLoader, concatenate
+    from shoal.data.loader import MetaBatchLoader
     from shoal.data.own import from_table
     from shoal.data.sampler import DomainBatchSampler, WithDomain
     from shoal.data.splits import hold_out_domains, hold_out_examples
@@ -38,11 +38,11 @@ __all__ = [
     "hold_out_examples",
 ]
 MODULES = {
-    "arrays": ("from_arrays", "from_dataset"),
+    "arrays": ("concatenate", "from_arrays", "from_dataset"),
     "batch": ("DomainData", "Examples", "InMemory", "MetaBatch", "Task", "TensorData"),
     "domains": ("Domains",),
     "hub": ("from_hf",),
-    "loader": ("MetaBatchLoader", "concatenate"),
+    "loader": ("MetaBatchLoader",),
     "own": ("from_table",),
     "sampler": ("DomainBatchSampler", "WithDomain"),
     "splits": ("hold_out_domains", "hold_out_examples"),

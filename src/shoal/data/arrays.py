@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import TASKS, DomainData, Examples, TensorData, leaves
+from shoal.data.batch import TASKS, DomainData, Examples, TensorData, known_labels, leaves
 from shoal.data.domains import Domains
-from shoal.data.loader import _as_tensor, concatenate, seeded
-from shoal.data.own import SHARE, Labels, Names, _listed, _notes
-from shoal.data.reading import as_column
-from shoal.data.splits import split
+from shoal.data.loader import seeded
+from shoal.data.splits import SHARE, Names, domain_names, split, split_notes
 from shoal.errors import InputError, check_names, listed, shown
 from shoal.settings import checked, coerce
 
@@ -35,8 +33,8 @@ AMBIGUOUS = 20
 """Up to so many different floating-point labels, all integers, may be classes or quantities."""
 NUMBERS = ("regression", "multilabel")
 """Tasks whose targets are floating-point."""
-KINDS = {"U": "text", "f": "floating"}
-"""Labels by the kind of their dtype; all others are whole numbers."""
+ALIKE = ("labels are", "sample weights are", "an example is")
+"""What must be the same for all domains, as :attr:`Part.form` lists it."""
 MODELS = {1: "tabular", 3: "small-cnn"}
 """The default model by the number of an input's dimensions."""
 
@@ -64,43 +62,38 @@ def from_arrays(
     Args:
         x: inputs (n, …), which become float32. They are not scaled: scale them on training examples, or use
             :func:`from_table`.
-        y: label of each example. Classes may be strings or numbers and are numbered in sorted order
-            (``class_names`` contains the original values); numbers that are not all integers and have more
-            than 20 values are a regression target.
+        y: label of each example. Integers, booleans and strings are classes, numbered in sorted order
+            (``class_names`` contains the original values); floating-point numbers are a regression target.
         domains: domain of each example, an integer or a string.
         held_out: held-out domains (default: none; train on all domains).
-        task: ``classification`` or ``regression`` (default: inferred from the labels).
+        task: ``classification`` or ``regression``, where labels may be either.
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
 
     Returns:
         The dataset.
     """
-    inputs = x.detach() if isinstance(x, Tensor) else np.asarray(x)
-    if isinstance(inputs, np.ndarray):
-        if inputs.dtype.kind not in "biuf":
-            raise InputError(f"x is {inputs.dtype}; it must be numbers. For columns of a table: from_table.")
-        inputs = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))
-    if inputs.ndim < 2 or not len(inputs):
+    inputs, (labels, names) = _tensor(x, "x").detach().float(), numbered(y, "y", task)
+    if inputs.ndim < 2:
         raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
-    inputs, column, names = inputs.float(), as_column(y, "y"), _domain_names(domains)
-    if not len(inputs) == len(column) == len(names):
-        count = f"x has {len(inputs)} examples, y {len(column)} and domains {len(names)}"
-        raise InputError(f"{count}; the lengths must be equal.")
-    if not bool((finite := inputs.isfinite().flatten(1).all(1)).all()):
-        raise InputError(f"x has a number in example {int((~finite).nonzero()[0])} that is not finite.")
-    target = Labels.read(column, "y", task)
-    splits = split(Domains.from_labels(names), _listed(held_out), validation, seed)
-    return DomainData(
-        examples=TensorData(inputs, torch.from_numpy(target.numbers({}))),
-        splits=splits,
-        classes=target.classes,
-        input_shape=tuple(inputs.shape[1:]),
-        model=MODELS.get(inputs.ndim - 1, ""),
-        notes=_notes(splits, target),
-        measures=("accuracy", "AUC") if target.classes == 2 else (),
-        class_names=target.names,
-    )
+    data = TensorData(inputs, labels)
+    found = DomainData(data, {}, len(names) or None, tuple(inputs.shape[1:]), "", class_names=names)
+    return _divided(found, domains, held_out, validation, seed)
+
+
+def numbered(y: Any, where: str, task: str | None = None) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels as numbers of classes and the names of these, in sorted order; or quantities, and no names."""
+    labels = _labels(y, where)
+    if task is not None:
+        check_names("task", [task], ("classification", "regression"))
+    different, numbers = np.unique(labels, return_inverse=True)
+    if task is None and labels.dtype.kind in "iu" and len(different) > AMBIGUOUS:
+        count = f"{where} has {len(different):,} different whole numbers"
+        raise InputError(f"{count}; set task='classification' or task='regression'.")
+    if (task or _task_of(labels)) == "regression":
+        return Coding("regression")(labels, where, torch.float32), ()
+    _check_two(names := tuple(map(str, different.tolist())))
+    return torch.from_numpy(numbers.reshape(labels.shape)), names
 
 
 @checked
@@ -135,28 +128,91 @@ def from_dataset(
     Returns:
         The dataset.
     """
-    names = _domain_names(domains)
     found = read_examples({"": dataset}, task=task, classes=classes, count=True)
-    if len(found.domains.indices) != len(names):
-        count = f"the dataset has {len(found.domains.indices)} examples and domains {len(names)}"
-        raise InputError(f"{count}; the lengths must be equal.")
-    warn_of(found.notes)
-    return DomainData(
-        examples=found.examples,
-        splits=split(Domains.from_labels(names), _listed(held_out), validation, seed),
-        classes=found.classes,
-        input_shape=found.input_shape,
-        model=MODELS.get(len(found.input_shape), ""),
-        notes=found.notes,
-        class_names=found.class_names,
-        kind=found.kind,
-    )
+    return _divided(found, domains, held_out, validation, seed)
 
 
-def _domain_names(domains: Any) -> Any:
-    if hasattr(domains, "iloc") or (isinstance(domains, (np.ndarray, Tensor)) and domains.ndim == 1):
-        return domains
-    return np.asarray(listed(domains, "domains"), object)
+def _divided(data: DomainData, groups: Any, held_out: Names, share: float, seed: int) -> DomainData:
+    domains, size = Domains.from_labels(groups), len(data.examples)  # type: ignore[arg-type]
+    if len(domains.indices) != size:
+        count = f"there are {size} examples and {len(domains.indices)} domains"
+        raise InputError(f"{count}; give the domain of each example.")
+    splits = split(domains, domain_names(held_out), share, seed)
+    labels = known_labels(data.examples)
+    complete = labels is not None and labels.ndim == 1 and (labels >= 0).all()
+    notes = {**data.notes, **split_notes(splits, labels if complete else None, data.class_names)}
+    return replace(data, splits=splits, notes=notes, model=MODELS.get(len(data.input_shape), ""))
+
+
+@checked
+def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
+    """Concatenate one dataset per domain.
+
+    If all are tensors or arrays, the result is a :class:`TensorData`. If all have a method ``collate``, that
+    of the first is used.
+
+    >>> import torch
+    >>> oslo, rome = (torch.zeros(2, 3), torch.zeros(2)), (torch.ones(1, 3), torch.ones(1))
+    >>> data, domains = concatenate({"oslo": oslo, "rome": rome})
+    >>> len(data), domains.names
+    (3, ('oslo', 'rome'))
+
+    Args:
+        datasets: by domain, a dataset or a pair ``(x, y)`` of arrays.
+
+    Returns:
+        The dataset and its :class:`Domains`.
+    """
+    if not datasets:
+        raise InputError("no datasets; at least one domain is required, such as {'art': (x, y)}.")
+    parts: dict[str, Any] = {str(name): _in_memory(f"domain {name!r}", p) for name, p in datasets.items()}
+    domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})
+    first, *others = parts.values()
+    if not others:
+        return first, domains
+    if not all(type(part) is TensorData and isinstance(part.x, Tensor) for part in parts.values()):
+        joined: Any = ConcatDataset(parts.values())
+        if all(getattr(part, "collate", None) for part in parts.values()):
+            joined.collate = first.collate
+        return joined, domains
+    for name, part in parts.items():
+        for what, a, b in (("x", first.x, part.x), ("y", first.y, part.y)):
+            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                raise InputError(
+                    f"{what} of an example is {tuple(a.shape[1:])} {a.dtype} in domain {domains.names[0]!r} "
+                    f"but {tuple(b.shape[1:])} {b.dtype} in domain {name!r}; all domains must be alike."
+                )
+        if (part.weight is None) != (first.weight is None):
+            raise InputError(f"some domains have sample weights and others, such as {name!r}, do not.")
+    columns = zip(*((part.x, part.y, part.weight) for part in parts.values()), strict=True)
+    return TensorData(*(None if c[0] is None else torch.cat(c) for c in columns)), domains  # type: ignore[arg-type]
+
+
+def _in_memory(name: str, part: Any) -> Any:
+    """A pair of tensors or arrays as :class:`TensorData`; a dataset as it is."""
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        part = part.tensors
+    if isinstance(part, (tuple, list)):
+        if len(part) not in (2, 3):
+            raise InputError(
+                f"{name} has {len(part)} parts; it must be a dataset, (x, y) or (x, y, weights)."
+            )
+        x, y = _tensor(part[0], name), _tensor(part[1], name)
+        if len(x) != len(y):
+            raise InputError(
+                f"{name}: x has {len(x)} examples and y has {len(y)}; the lengths must be equal."
+            )
+        part = TensorData(x, y, *(_tensor(weight, name) for weight in part[2:]))
+    if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, IterableDataset):
+        raise InputError(
+            f"{name} is a {type(part).__name__}; it must be a dataset with __getitem__ and __len__."
+        )
+    if not len(part):
+        raise InputError(f"{name} has no examples; remove it.")
+    return part
+
+
+# What the labels are
 
 
 @dataclass(frozen=True)
@@ -166,74 +222,72 @@ class Coding:
     task: str
     classes: int | None = None
     names: tuple[str, ...] = ()
-    text: bool = False
 
     def __call__(self, labels: Array, where: str, dtype: torch.dtype) -> Tensor:
-        if (_kind(labels) == "text") != self.text:
-            raise InputError(f"{where} has the label {labels[0]!r}; other labels have another type.")
-        if self.text:
+        """``where`` names the dataset, or the example if there is one only."""
+        text = labels.dtype.kind == "U"
+        if text and self.task in NUMBERS:
+            message = f"the labels of {where} are text"
+            raise InputError(f"{message}; for task={self.task!r} they must be numbers.")
+        if text:
             number = {name: n for n, name in enumerate(self.names)}
-            if unknown := [text for text in labels.tolist() if text not in number]:
-                known = f"{list(self.names[:10])!r}{'…' * (len(self.names) > 10)}"
-                raise InputError(f"{where} has the label {unknown[0]!r}, which is none of classes={known}.")
-            return torch.tensor([number[text] for text in labels.tolist()])
-        if self.task in NUMBERS:
-            wrong, right = ~_zero_or_one(labels) & (self.task == "multilabel"), "each must be 0 or 1"
+            known = ", ".join(self.names[:10]) + ", …" * (len(self.names) > 10)
+            wrong, right = ~np.isin(labels, self.names), f"it must be one of {known}"
+        elif self.task in NUMBERS:
+            wrong, right = ~_zero_or_one(labels) & (self.task == "multilabel"), "it must be 0 or 1"
         else:
             wrong, right = labels != np.floor(labels), "labels of classes must be whole numbers"
         if wrong.any():
-            example = "" if len(labels) == 1 else f"example {int(wrong.nonzero()[0][0])} of "
+            example = f"example {int(wrong.nonzero()[0][0])} of " if len(labels) > 1 else ""
             message = f"{example}{where} has the label {labels[wrong][0]}; with task={self.task!r} {right}."
             raise InputError(message)
-        y = torch.as_tensor(labels)
-        return y.to(dtype) if self.task in NUMBERS else y.long()
+        if text:
+            return torch.tensor([number[label] for label in labels.tolist()])
+        return torch.as_tensor(labels).to(dtype if self.task in NUMBERS else torch.long)
 
 
-class Items(Examples):
-    """A dataset whose examples are tensors (x, y) or (x, y, weight), whatever those of ``source`` are."""
-
-    def __init__(self, source: Any, where: str, coding: Coding, known: Array) -> None:
-        self.source, self.where, self.coding, self.known = source, where, coding, known
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def known_labels(self) -> Array:
-        return self.known
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        where = f"example {index} of {self.where}"
-        found = _example(self.source[int(index)], where)
-        x, most = _input(found.x, where), self.coding.classes
-        y = self.coding(_labels([found.y], where), where, _dtype(x))[0]
-        if y.ndim == 0 and self.coding.task not in NUMBERS and not 0 <= y < (most or 2**62):
-            raise InputError(f"{where} has the label {y}; it must be at least 0{_below(most)}.")
-        if found.weight is None:
-            return x, y
-        return x, y, _weights([found.weight], 1, where)[0].to(_dtype(x))
+def _task_of(labels: Array, default: str | None = None) -> str:
+    """The task by the type of labels; ``default``: of floating-point ones that may be classes too."""
+    if labels.dtype.kind != "f":
+        return "classification"
+    values = np.unique(labels)
+    ambiguous = 1 < len(values) <= AMBIGUOUS and bool((values == np.floor(values)).all())
+    if ambiguous and default is None and labels.ndim == 1:
+        some = ", ".join(f"{v:g}" for v in values[:5]) + (", …" if len(values) > 5 else "")
+        raise InputError(
+            f"labels are floating-point numbers with only integer values ({some}): set task='classification' "
+            "or task='regression', or make classes integers (y.long())."
+        )
+    return default or "regression"
 
 
-def _below(classes: int | None) -> str:
-    return "" if classes is None else f" and below {classes}, the number of classes"
+def _check_two(names: Sequence[str]) -> None:
+    if len(names) < 2:
+        raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Several datasets as one, and what their labels are; ``classes`` is ``None`` where nothing tells yet."""
-
-    examples: Dataset[Any]
-    domains: Domains
-    """One domain per dataset."""
-    task: str
-    classes: int | None
-    class_names: tuple[str, ...]
-    input_shape: tuple[int, ...]
-    notes: Mapping[str, str]
-
-    @property
-    def kind(self) -> str | None:
-        """The task, where ``classes`` does not imply it."""
-        return None if self.task in ("classification", "regression") else self.task
+def _coding(parts: Sequence[Part], task: str, classes: int | Sequence[str] | None, count: bool) -> Coding:
+    """The classes as they are named, as the datasets name them, or as the labels are."""
+    if task in NUMBERS:
+        return Coding(task)
+    text = parts[0].labels.dtype.kind == "U"
+    if isinstance(classes, int):
+        return Coding(task, classes)
+    names = tuple(classes or ())
+    if not names and not text:
+        names = parts[0].class_names if all(p.class_names == parts[0].class_names for p in parts) else ()
+    if names or not (text or count):
+        return Coding(task, len(names) or None, names)
+    if not all(part.complete for part in parts):
+        raise InputError(
+            f"the number of classes is not known after {READ:,} examples: set classes=N or, in the order "
+            "of their numbers, classes=[…] (or task='regression')."
+        )
+    values = np.unique(np.concatenate([part.labels.reshape(-1) for part in parts]))
+    if not text:
+        return Coding(task, max(2, 1 + int(values[-1])))
+    _check_two(names := tuple(values.tolist()))
+    return Coding(task, len(names), names)
 
 
 def read_examples(
@@ -244,11 +298,11 @@ def read_examples(
     count: bool = False,
     default: str | None = None,
     binary: bool = False,
-) -> Joined:
+) -> DomainData:
     """Join datasets, each a ``Dataset``, a list of examples or a tuple of arrays, by what their labels are.
 
     Args:
-        parts: datasets by name.
+        parts: datasets by name; they become the domains of the split "train".
         task: one of :data:`~shoal.data.batch.TASKS` (default: as the labels are).
         classes: number of classes, or their names in order.
         count: find out the number of classes by reading up to :data:`READ` examples of each dataset.
@@ -264,132 +318,104 @@ def read_examples(
         why = f"not be set with task={task!r}" if task in NUMBERS else "be at least two"
         raise InputError(f"must {why}, got {classes!r}.", "classes")
     with seeded(0):  # reading an example may draw random numbers
-        found = [
-            _part(f"domain {name!r}" if name else "the dataset", part, count and classes is None)
-            for name, part in parts.items()
-        ]
-    _check_alike(found)
-    notes = {"example": f"not used: {found[0].unused}"} if found[0].unused else {}
+        count = count and classes is None
+        found = [_part(f"domain {n!r}" if n else "the dataset", part, count) for n, part in parts.items()]
+    first, notes = found[0], dict[str, str]()
+    for part in found:
+        for what, ours, theirs in zip(ALIKE, first.form, part.form, strict=True):
+            if ours != theirs:
+                each = f"{ours} in {first.name} and {theirs} in {part.name}"
+                raise InputError(f"{what} {each}; all domains must be alike.")
+    if first.unused:
+        notes["example"] = f"not used: {first.unused}"
+        warnings.warn(notes["example"], stacklevel=4)
     if binary and task is None and not classes and all(_zero_or_one(part.labels).all() for part in found):
         task = "multilabel"
         notes["task"] = "multi-label, as the loss is a binary cross-entropy and labels are 0 or 1"
-    kind = _kind(found[0].labels)
-    task = task or ("classification" if kind != "floating" or classes else _floating(found, default))
-    if task in NUMBERS and kind == "text":
-        raise InputError(f"labels are text; for task={task!r} they must be numbers.")
-    coding = Coding(task) if task in NUMBERS else _classes(found, task, classes, count)
+    if task is None and first.labels.ndim == 1 and not classes:
+        task = _task_of(np.concatenate([part.labels for part in found]), default)
+    task = task or ("classification" if classes else _task_of(first.labels, default))
+    coding = _coding(found, task, classes, count)
     coded = {name: part.coded(coding) for name, part in zip(parts, found, strict=True)}
     examples, domains = concatenate(coded)
-    names = coding.names if len(coding.names) == coding.classes else ()
-    return Joined(examples, domains, task, coding.classes, names, found[0].shape, notes)
-
-
-def warn_of(notes: Mapping[str, str]) -> None:
-    """Warn of what is not used of the examples."""
-    if "example" in notes:
-        warnings.warn(notes["example"], stacklevel=3)
-
-
-def _check_alike(parts: Sequence[Part]) -> None:
-    """Refuse datasets whose examples or labels are of different types."""
-    first = parts[0]
-    for part in parts:
-        for ours, theirs, what in (
-            (first.form, part.form, "an example is"),
-            (_kind(first.labels), _kind(part.labels), "labels are"),
-            (*("weighted" if each.weighted else "not weighted" for each in (first, part)), "examples are"),
-        ):
-            if None not in (ours, theirs) and ours != theirs:
-                kinds = f"{ours} in {first.name} and {theirs} in {part.name}"
-                raise InputError(f"{what} {kinds}; all domains must be alike.")
-
-
-def _floating(parts: Sequence[Part], default: str | None) -> str:
-    """The task of floating-point labels: regression, unless they may as well be classes."""
-    values = np.unique(np.concatenate([part.labels.reshape(-1) for part in parts]))
-    ambiguous = 1 < len(values) <= AMBIGUOUS and bool((values == np.floor(values)).all())
-    if ambiguous and default is None and parts[0].labels.ndim == 1:
-        some = ", ".join(f"{v:g}" for v in values[:5]) + (", …" if len(values) > 5 else "")
-        raise InputError(
-            f"labels are floating-point numbers with only integer values ({some}): set task='classification' "
-            "or task='regression', or make classes integers (y.long())."
-        )
-    return default or "regression"
-
-
-def _classes(parts: Sequence[Part], task: str, classes: int | Sequence[str] | None, count: bool) -> Coding:
-    """The classes as they are named, as the datasets name them, or as the labels are."""
-    names = () if classes is None or isinstance(classes, int) else tuple(map(str, classes))
-    number = len(names) if names else classes if isinstance(classes, int) else None
-    first, complete = parts[0], all(part.complete for part in parts)
-    text = _kind(first.labels) == "text"
-    if first.labels.ndim > 1 and first.form is not None and (text or task == "ordinal"):
-        raise InputError(f"a label has shape {first.labels.shape[1:]}; a class is one label per example.")
-    if not number and not text:
-        names = first.class_names if all(part.class_names == first.class_names for part in parts) else ()
-        if all(part.labels.dtype.kind == "b" for part in parts):
-            names = ("False", "True")
-        number = len(names) or None
-    if not number and (text or count):
-        if not complete:
-            raise InputError(
-                f"the number of classes is not known after {READ:,} examples: set classes=N or, in the order "
-                "of their numbers, classes=[…] (or task='regression')."
-            )
-        if text:
-            names = tuple(sorted({label for part in parts for label in part.labels.tolist()}))
-            if len(names) < 2:
-                raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
-        number = len(names) or max(2, 1 + max(int(part.labels.max()) for part in parts))
-    return Coding(task, number, names, text)
+    return DomainData(
+        examples,
+        {"train": domains},
+        coding.classes,
+        tuple(first.x.shape) if isinstance(first.x, Tensor) else (),
+        model="",
+        notes=notes,
+        class_names=coding.names,
+        kind=None if task in ("classification", "regression") else task,
+    )
 
 
 # One dataset
 
 
-class Example(NamedTuple):
-    """An example: its input, label and weight, and what is not used of it."""
-
-    x: Any
-    y: Any
-    weight: Any = None
-    unused: str = ""
-
-
 @dataclass(frozen=True)
 class Part:
-    """A dataset before training; ``labels`` are those of the examples ``rows``."""
+    """A dataset before training: the labels of some examples, or of all, and its first input."""
 
     name: str
-    source: Any
+    data: Any
     labels: Array
     rows: Array
-    form: str | None = None
-    """Shapes and types of an example's input; ``None`` for a dataset that makes its batches itself."""
-    shape: tuple[int, ...] = ()
+    x: Any
     class_names: tuple[str, ...] = ()
     weighted: bool = False
     unused: str = ""
 
     @property
+    def form(self) -> tuple[str, ...]:
+        tensors = [x for x in leaves(self.x) if isinstance(x, Tensor)]
+        shapes = [f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors]
+        return _kind(self.labels), "given" if self.weighted else "missing", ", ".join(shapes)
+
+    @property
     def complete(self) -> bool:
-        return len(self.rows) == len(self.source)
+        return len(self.labels) == len(self.data)
 
     def coded(self, coding: Coding) -> Any:
-        """The dataset with its labels as tensors."""
-        if self.form is None:
-            return self.source
-        data = self.source
-        y = coding(self.labels, self.name, _dtype(getattr(data, "x", None)))
-        if isinstance(data, TensorData):
-            return TensorData(data.x, y.to(data.device), data.weight)
-        known = np.full(len(self.source), -1)
+        """The dataset with its labels as tensors; one that makes its batches itself stays as it is."""
+        if type(self.data) not in (TensorData, Items):
+            return self.data
+        y = coding(self.labels, self.name, _dtype(self.x))
+        if isinstance(self.data, TensorData):
+            return TensorData(self.data.x, y.to(self.data.device), self.data.weight)
+        self.data.coding = coding
         if coding.task not in NUMBERS and y.ndim == 1:
             if (wrong := y < 0).any():
                 at = int(wrong.nonzero()[0])
                 raise InputError(f"example {self.rows[at]} of {self.name} has the label {y[at]}, below 0.")
-            known[self.rows] = y
-        return Items(self.source, self.name, coding, known)
+            self.data.known[self.rows] = y
+        return self.data
+
+
+class Items(Examples):
+    """A dataset whose examples are tensors (x, y) or (x, y, weight), whatever those of ``source`` are."""
+
+    def __init__(self, source: Any, name: str) -> None:
+        self.source, self.name = source, name
+        self.coding, self.known = Coding("regression"), np.full(len(source), -1)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def known_labels(self) -> Array:
+        return self.known
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        where = f"example {index} of {self.name}"
+        found = _example(self.source[int(index)], where)
+        x, most = _input(found.x, where), self.coding.classes
+        y = self.coding(_labels([found.y], where), where, _dtype(x))[0]
+        if y.ndim == 0 and self.coding.task not in NUMBERS and not 0 <= y < (most or 2**62):
+            below = "" if most is None else f" and below {most}, the number of classes"
+            raise InputError(f"{where} has the label {y}; it must be at least 0{below}.")
+        if found.weight is None:
+            return x, y
+        return x, y, _weights([found.weight], 1, where)[0].to(_dtype(x))
 
 
 def _part(name: str, part: Any, count: bool) -> Part:
@@ -398,29 +424,16 @@ def _part(name: str, part: Any, count: bool) -> Part:
     elif type(part) is TensorData:
         part = (part.x, part.y) if part.weight is None else (part.x, part.y, part.weight)
     examples = isinstance(part, list) and part and all(isinstance(each, (tuple, Mapping)) for each in part)
-    if isinstance(part, (tuple, list)) and not examples:
-        return _arrays(name, part)
-    if isinstance(part, IterableDataset) or not (hasattr(part, "__getitem__") and hasattr(part, "__len__")):
-        kind = type(part).__name__
-        raise InputError(f"{name} is a {kind}; it must be a dataset with __getitem__ and __len__.")
-    return _dataset(name, part, count)
+    if isinstance(part, (tuple, list)) and not examples and len(part) in (2, 3):
+        return _arrays(name, *part)
+    return _dataset(name, part if examples else _in_memory(name, part), count)
 
 
-def _arrays(name: str, part: Sequence[Any]) -> Part:
-    """A tuple of arrays (x, y) or (x, y, weights); x may be several arrays in a tuple or mapping."""
-    if len(part) not in (2, 3):
-        raise InputError(f"{name} has {len(part)} parts; it must be a dataset, (x, y) or (x, y, weights).")
-    labels = _labels(part[1], name)
+def _arrays(name: str, x: Any, y: Any, weight: Any = None) -> Part:
+    """Arrays; x may be several arrays in a tuple or mapping."""
+    labels = _labels(y, name)
     count = len(labels)
-    several = isinstance(part[0], Mapping) or (
-        isinstance(part[0], (tuple, list))
-        and len(part[0]) != count
-        and any(np.ndim(_numpy(each)) and len(each) == count for each in part[0])
-    )
-    try:
-        x = _input(part[0] if several else _as_tensor(part[0]), name)
-    except (TypeError, RuntimeError) as error:
-        raise InputError(f"{name}: {error}") from error
+    x = _input(x, name) if isinstance(x, Mapping) or len(x) != count else _tensor(x, name)
     for each in leaves(x):
         if not each.ndim or len(each) != count:
             size = len(each) if each.ndim else 0
@@ -428,54 +441,44 @@ def _arrays(name: str, part: Sequence[Any]) -> Part:
     if not count:
         raise InputError(f"{name} has no examples; remove it.")
     device = next(leaves(x)).device
-    weight = _weights(part[2], count, name).to(device, _dtype(x)) if len(part) == 3 else None
-    data = TensorData(x, torch.zeros(count, device=device), weight)
-    shape = tuple(x.shape[1:]) if isinstance(x, Tensor) else ()
-    form = _form(data[0][0])
-    return Part(name, data, labels, np.arange(count), form, shape, weighted=weight is not None)
+    w = None if weight is None else _weights(weight, count, name).to(device, _dtype(x))
+    data = TensorData(x, torch.zeros(count, device=device), w)
+    names = ("False", "True") if labels.dtype.kind == "b" else ()
+    return Part(name, data, labels, np.arange(count), data[0][0], names, w is not None)
 
 
 def _dataset(name: str, dataset: Any, count: bool) -> Part:
     """A dataset that is indexed; of one that does not list its labels, some examples are read."""
-    size = len(dataset)
-    if not size:
-        raise InputError(f"{name} has no examples; remove it.")
     own = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
-    names, rows = _class_names(dataset), _spread(size, FEW)
-    examples = [_read(dataset, row, name) for row in rows.tolist()]
-    labels, listed = _labels([each.y for each in examples], name, rows), _listed_labels(dataset)
-    if listed is not None and _kind(listed) == _kind(labels) and np.array_equal(listed[rows], labels):
-        labels, known = listed, np.arange(size)
-    else:
-        whole = _kind(labels) == "whole numbers" and count and not names
-        known = rows = rows if own else _spread(size, READ if whole or _kind(labels) == "text" else SOME)
-        examples = [_read(dataset, row, name) for row in rows.tolist()]
-        labels = _labels([each.y for each in examples], name, rows)
-    form: str | None = None
-    shape: tuple[int, ...] = ()
-    weighted = {each.weight is not None for each in examples}
-    if len(weighted) > 1:
+    names, size = _class_names(dataset), len(dataset)
+
+    def read(most: int) -> tuple[Array, list[Example], Array]:
+        rows = np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+        examples = []
+        for row in rows.tolist():
+            try:
+                examples.append(_example(dataset[row], f"example {row} of {name}"))
+            except InputError:
+                raise
+            except Exception as error:  # of a stranger's dataset
+                why = f"{type(error).__name__}: {error}"
+                raise InputError(f"example {row} of {name} cannot be read: {why}") from error
+        return rows, examples, _labels([each.y for each in examples], name, rows)
+
+    rows, examples, labels = read(FEW)
+    every = _listed_labels(dataset)
+    if every is not None and _kind(every) == _kind(labels) and (every[rows] == labels).all():
+        labels, rows = every, np.arange(size)
+    elif not own:
+        rows, examples, labels = read(READ if _kind(labels) == "text" or (count and not names) else SOME)
+    if len({each.weight is not None for each in examples}) > 1:
         raise InputError(f"{name}: all examples must have a {WEIGHT}, or none.")
-    for row, each in zip(rows.tolist(), examples, strict=True):
-        where = f"example {row} of {name}"
-        if each.weight is not None:
-            _weights([each.weight], 1, where)
-        x = each.x if own else _input(each.x, where)
-        shape = tuple(x.shape) if isinstance(x, Tensor) else ()
-        if own:
-            continue
-        form = form or _form(x)
-        if _form(x) != form:
-            raise InputError(
-                f"{where} is {_form(x)} and the first is {form}; pad them to the same shape, or give the "
-                "dataset a method `collate`."
-            )
-    return Part(name, dataset, labels, known, form, shape, names, True in weighted, examples[0].unused)
-
-
-def _spread(size: int, most: int) -> Array:
-    """Up to ``most`` examples, evenly over the dataset and the same ones every time."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+    if labels.dtype.kind == "b" and not names:
+        names = ("False", "True")
+    first = examples[0]
+    x = first.x if own else _input(first.x, f"example 0 of {name}")
+    data = dataset if own else Items(dataset, name)
+    return Part(name, data, labels, rows, x, names, first.weight is not None, first.unused)
 
 
 def _listed_labels(dataset: Any) -> Array | None:
@@ -483,16 +486,10 @@ def _listed_labels(dataset: Any) -> Array | None:
     if isinstance(dataset, Subset):
         below = _listed_labels(dataset.dataset)
         return None if below is None else below[np.asarray(dataset.indices, np.int64)]
-    columns = getattr(dataset, "column_names", None)
-    if isinstance(columns, list):  # Hugging Face
-        found = [dataset.with_format(None)[name][:] for name in columns if name in LABELS]
-    elif isinstance(tensors := getattr(dataset, "tensors", None), tuple):
-        found = list(tensors[1:2])
-    else:
-        found = [getattr(dataset, name) for name in ("targets", "labels", "y") if hasattr(dataset, name)]
-    if not found or not isinstance(found[0], (list, tuple, Tensor, np.ndarray)):
-        return None
-    array = np.asarray(_numpy(found[0]))
+    tensors = getattr(dataset, "tensors", ())
+    listed = [*tensors[1:2], *(getattr(dataset, name, None) for name in ("targets", "labels", "y"))]
+    found = next((each for each in listed if isinstance(each, (list, tuple, Tensor, np.ndarray))), ())
+    array = np.asarray(_numpy(found))
     return array if array.shape == (len(dataset),) and array.dtype.kind in "biufU" else None
 
 
@@ -509,20 +506,28 @@ def _class_names(dataset: Any) -> tuple[str, ...]:
 # One example
 
 
-def _read(dataset: Any, index: int, name: str) -> Example:
-    where = f"example {index} of {name}"
-    try:
-        item = dataset[index]
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
-    return _example(item, where)
+class Example(NamedTuple):
+    """An example: its input, label and weight, and what is not used of it."""
+
+    x: Any
+    y: Any
+    weight: Any = None
+    unused: str = ""
 
 
 def _example(item: Any, where: str) -> Example:
     if isinstance(item, Mapping):
-        return _from_mapping(item, where)
+        label = [key for key in item if key in LABELS]
+        if len(label) != 1:
+            keys = f"a dict with {', '.join(map(repr, item))}"
+            raise InputError(f"{where} is {keys}; the label must be under one of {', '.join(LABELS)}.")
+        rest = {key: value for key, value in item.items() if key not in (label[0], WEIGHT)}
+        used = {key: value for key, value in rest.items() if value is not None and not isinstance(value, str)}
+        if not used:
+            raise InputError(f"{where} has no numbers besides its label; tokenize text, or use from_hf.")
+        x = next(iter(used.values())) if len(used) == 1 else used
+        unused = ", ".join(repr(key) for key in rest if key not in used)
+        return Example(x, item[label[0]], item.get(WEIGHT), unused and f"{unused} of the examples")
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or a dict with a label.")
     if len(item) > 2 and np.ndim(_numpy(item[1])) and not np.ndim(_numpy(item[-1])):
@@ -531,54 +536,37 @@ def _example(item: Any, where: str) -> Example:
     return Example(item[0], item[1], None, unused if len(item) > 2 else "")
 
 
-def _from_mapping(item: Mapping[Any, Any], where: str) -> Example:
-    label = [key for key in item if key in LABELS]
-    if len(label) != 1:
-        keys = f"a dict with {', '.join(map(repr, item))}"
-        raise InputError(f"{where} is {keys}; the label must be under one of {', '.join(LABELS)}.")
-    rest = {key: value for key, value in item.items() if key not in (label[0], WEIGHT)}
-    used = {key: value for key, value in rest.items() if value is not None and not isinstance(value, str)}
-    if not used:
-        raise InputError(f"{where} has no numbers besides its label; tokenize text, or use from_hf.")
-    unused = ", ".join(repr(key) for key in rest if key not in used)
-    x = next(iter(used.values())) if len(used) == 1 else used
-    return Example(x, item[label[0]], item.get(WEIGHT), f"{unused} of the examples" if unused else "")
-
-
 def _input(x: Any, where: str) -> Any:
     """What the model takes: numbers as tensors, in the tuple, list or mapping that they are in."""
-    if isinstance(x, Tensor):
-        return x
     if isinstance(x, Mapping):
         return {key: _input(part, where) for key, part in x.items()}
     if isinstance(x, (tuple, list)) and any(isinstance(part, (Tensor, np.ndarray)) for part in x):
-        parts = [_input(part, where) for part in x]
-        return parts if isinstance(x, list) else tuple(parts)
+        return type(x)(_input(part, where) for part in x)
+    return _tensor(x, where)
+
+
+def _tensor(values: Any, where: str) -> Tensor:
+    """A tensor as it is; an array with NumPy's usual float64 in torch's usual type, which models have."""
+    if isinstance(values, Tensor):
+        return values
     try:
-        array = np.asarray(None if hasattr(x, "getbands") else x)
-    except ValueError:
+        array = np.asarray(None if hasattr(values, "getbands") else values)
+    except (ValueError, TypeError):
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
+        what = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
         raise InputError(
-            f"{where} has {type(x).__name__} as an input; it must be numbers: convert images to tensors "
-            "(torchvision's ToTensor), tokenize text or use from_hf."
+            f"{where} has {what} as an input; it must be numbers: convert images to tensors "
+            "(torchvision's ToTensor), tokenize text or use from_hf; for columns of a table: from_table."
         )
-    return _as_tensor(array)
+    tensor = torch.as_tensor(array)
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
 def _dtype(x: Any) -> torch.dtype:
     """The type of floating-point targets and weights: that of the inputs, if they are floating-point."""
     kinds = [part.dtype for part in leaves(x) if isinstance(part, Tensor) and part.is_floating_point()]
     return kinds[0] if kinds else torch.get_default_dtype()
-
-
-def _form(x: Any) -> str:
-    """Shapes and types in words: what must be the same for examples to be put together."""
-    if isinstance(x, Mapping):
-        return ", ".join(f"{key}: {_form(part)}" for key, part in x.items())
-    if isinstance(x, (tuple, list)):
-        return f"({', '.join(map(_form, x))})"
-    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
 
 
 def _numpy(value: Any) -> Any:
@@ -590,7 +578,7 @@ def _numpy(value: Any) -> Any:
 
 
 def _kind(labels: Array) -> str:
-    return KINDS.get(labels.dtype.kind, "whole numbers")
+    return {"U": "text", "f": "floating"}.get(labels.dtype.kind, "whole numbers")
 
 
 def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
@@ -598,29 +586,29 @@ def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
     labels = _numpy(values)
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "biufU":
         items = [_numpy(value) for value in listed(values, f"labels of {where}")]
-        text = {isinstance(item, str) for item in items}
-        if len(text) > 1:
+        if len({isinstance(item, str) for item in items}) > 1:
             raise InputError(f"some labels of {where} are text and others are not.")
         try:
             labels = np.asarray(items)
         except ValueError:
             raise InputError(f"labels of {where} have different shapes.") from None
-        if labels.dtype.kind not in "biufU":
-            wrong = next(n for n, item in enumerate(items) if np.asarray(item).dtype.kind not in "biufU")
-            what = f"example {wrong if rows is None else rows[wrong]} of {where}"
-            raise InputError(f"{what} has the label {shown(items[wrong])}; it must be a number or text.")
-    if labels.dtype.kind == "f" and not (finite := np.isfinite(labels)).all():
-        wrong = int((~finite).nonzero()[0][0])
-        what = f"example {wrong if rows is None else rows[wrong]} of {where}"
-        raise InputError(f"{what} has a label that is not finite; fix or remove it.")
+    wrong = np.zeros(len(labels), bool)
+    if labels.dtype.kind == "f":
+        wrong = ~np.isfinite(labels.reshape(len(labels), -1)).all(1)
+    elif labels.dtype.kind not in "biuU":
+        wrong = np.array([np.asarray(item).dtype.kind not in "biufU" or item != item for item in labels])
+    if wrong.any():
+        n = int(wrong.argmax())
+        which = "" if len(labels) == 1 else f"example {n if rows is None else rows[n]} of "
+        label = shown(labels[n].item() if hasattr(labels[n], "item") and not labels[n].ndim else labels[n])
+        message = f"{which}{where} has the label {label}; it must be text or a finite number."
+        raise InputError(message)
     squeeze = labels.ndim > 1 and labels[0].size == 1 and labels.dtype.kind != "f"
     return labels.reshape(-1) if squeeze else labels
 
 
-def _zero_or_one(labels: Array) -> NDArray[np.bool_]:
-    """Which labels are 0 or 1."""
-    known: NDArray[np.bool_] = np.isin(labels, (0, 1)) if labels.dtype.kind != "U" else labels != labels
-    return known
+def _zero_or_one(labels: Array) -> Array:
+    return np.isin(labels, (0, 1)) if labels.dtype.kind != "U" else np.zeros(labels.shape, bool)
 
 
 def _weights(values: Any, count: int, where: str) -> Tensor:
@@ -630,9 +618,8 @@ def _weights(values: Any, count: int, where: str) -> Tensor:
         shape = f"{weights.dtype} of shape {weights.shape}"
         raise InputError(f"{where}: sample weights are {shape}; they must be {count} numbers.")
     if (wrong := ~(np.isfinite(weights) & (weights >= 0))).any():
-        at = int(wrong.argmax())
-        which = where if count == 1 else f"example {at} of {where}"
-        raise InputError(f"{which} has the weight {weights[at]}; it must be at least 0.")
+        which = where if count == 1 else f"example {int(wrong.argmax())} of {where}"
+        raise InputError(f"{which} has the weight {weights[wrong][0]}; it must be at least 0.")
     if count > 1 and not weights.any():
         raise InputError(f"{where}: every sample weight is 0; remove the domain.")
     return torch.as_tensor(weights)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.data.arrays import numbered
 from shoal.data.batch import DomainData, Examples
-from shoal.data.images import ToTensor, need_pillow
+from shoal.data.domains import Domains
+from shoal.data.images import ToTensor, Unreadable, need_pillow
 from shoal.data.images import described as image_inputs
-from shoal.data.own import SHARE, Labels, Names, _listed, _notes, domains_of, from_table
-from shoal.data.reading import as_table, need_column
-from shoal.data.splits import split
+from shoal.data.splits import SHARE, Names, domain_names, split, split_notes
+from shoal.data.tables import from_table, need_column
 from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
 from shoal.data.text import described as text_inputs
 from shoal.errors import InputError, check_names
@@ -57,43 +58,54 @@ def from_hf(
     Returns:
         The dataset.
     """
-    columns = _columns(dataset)
+    columns, images = _columns(dataset), image_columns(dataset)
     if text is not None and image is not None:
         raise InputError(f"text={text!r} and image={image!r}; only one of them can be the input.")
-    images = image_columns(dataset)
     if text is None and image is None and len(images) == 1:
         image = images[0]
-    common: dict[str, Any] = {"held_out": held_out, "validation": validation, "seed": seed}
     if text is None and image is None:
+        common: dict[str, Any] = {"held_out": held_out, "validation": validation, "seed": seed}
         return from_table(as_mapping(dataset), label=label, domain=domain, **common, **options)
     check_names("option of from_hf:", options, ())
     for name, what in ((label, "label"), (domain, "domain"), (text or image or "", "input")):
         need_column(name, columns, what)
-    named = as_table({name: _values(dataset, name) for name in dict.fromkeys((label, domain))})
-    target = Labels.read(named[label], label, None)
-    splits = split(domains_of(named[domain], domain), _listed(held_out), validation, seed)
-    y = torch.from_numpy(target.numbers({}))
-    model, inputs = "small-cnn", image_inputs(size)
-    shape: tuple[int, ...] = (3, size, size)
+    y, names = numbered(_values(dataset, label), f"column {label!r}")
+    splits = split(Domains.from_labels(_values(dataset, domain)), domain_names(held_out), validation, seed)
     if text is not None:
-        model, shape = str(tokenizer or DISTILBERT), (max_tokens,)
-        texts = [str(_cell(dataset, text, n)) for n in range(len(y))]
+        model = str(tokenizer or DISTILBERT)
+        texts = _values(dataset, text)
+        for row, value in enumerate(texts, 1):
+            if not isinstance(value, str):
+                raise InputError(f"column {text!r} has {value!r} in row {row}; it must be text.")
         examples: Examples = TextExamples(texts, y.numpy(), tokenizer=model, max_tokens=max_tokens)
         inputs = text_inputs(model, max_tokens, column=text)
     else:
         examples = HubImages(dataset, str(image), y, size)
-    notes, names = _notes(splits, target), target.names
+        model, inputs = "small-cnn", image_inputs(size)
     return DomainData(
-        examples, splits, target.classes, shape, model, notes=notes, class_names=names, inputs=inputs
+        examples,
+        splits,
+        len(names) or None,
+        (3, size, size) if text is None else (max_tokens,),
+        model,
+        notes=split_notes(splits, y.numpy() if names else None, names),
+        class_names=names,
+        inputs=inputs,
     )
 
 
 class HubImages(Examples):
-    """A column of images, each resized to a square when it is read, as image folders are."""
+    """A column of images, each decoded and resized to a square when it is read, as image files are."""
 
     def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
         need_pillow()
-        self.rows, self.column, self.labels, self.to_tensor = rows, column, labels, ToTensor(size)
+        from datasets import Image
+
+        if column not in image_columns(rows):
+            kind = rows.features[column]
+            raise InputError(f"column {column!r} is of type {kind}, not images; cast it to datasets.Image().")
+        self.rows = rows.with_format(None).cast_column(column, Image(decode=False))
+        self.column, self.labels, self.to_tensor = column, labels, ToTensor(size)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -102,11 +114,14 @@ class HubImages(Examples):
         return self.labels.numpy()
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        value = _cell(self.rows, self.column, index)
-        if not hasattr(value, "convert"):
-            what = f"column {self.column!r} contains {type(value).__name__}"
-            raise InputError(f"{what}, not images; cast it to datasets.Image().")
-        return self.to_tensor(value), self.labels[index]
+        value = self.rows[int(index)][self.column] or {"bytes": b""}
+        try:
+            content = value["bytes"]
+            x = self.to_tensor(value["path"] if content is None else io.BytesIO(content))
+        except Unreadable as error:
+            where = f"row {index + 1} of column {self.column!r}"
+            raise InputError(f"the image in {where} cannot be read ({error}); remove it.") from error
+        return x, self.labels[index]
 
 
 def is_hf(data: Any) -> bool:
@@ -141,10 +156,3 @@ def _values(dataset: Any, name: str) -> list[Any]:
     values = dataset.with_format(None)[name][:]
     names = getattr(dataset.features[name], "names", None)
     return [None if v is None or v < 0 else names[v] for v in values] if names else list(values)
-
-
-def _cell(rows: Any, column: str, index: int) -> Any:
-    value = rows[int(index)][column]
-    if value is None:
-        raise InputError(f"column {column!r} is empty in row {index + 1}; remove the row.")
-    return value

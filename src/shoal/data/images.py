@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 import numpy as np
 import torch
@@ -128,8 +128,8 @@ def _entries(place: str | Path) -> Iterator[os.DirEntry[str]]:
 # Decoding
 
 
-def decode(path: str, least: int | None = None) -> Image:
-    """An image in RGB; a JPEG may be decoded smaller, but with ``least`` pixels each way.
+def decode(source: str | BinaryIO, least: int | None = None) -> Image:
+    """A file, or its content, in RGB; a JPEG may be decoded smaller, but with ``least`` pixels each way.
 
     A note in it on how it was turned is not followed, as in torchvision's ImageFolder. Sixteen bits per pixel
     become the upper eight, transparent pixels become white, and of several frames the first counts.
@@ -137,7 +137,7 @@ def decode(path: str, least: int | None = None) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(source, formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
             return to_rgb(image)
@@ -207,8 +207,8 @@ class ToTensor:
         return pixels.float().mul_(scale).add_(shift)
 
     def __call__(self, source: Any) -> Tensor:
-        """An image of Pillow's, or of a file that is named."""
-        image = decode(source, self.size) if isinstance(source, str) else to_rgb(source)
+        """An image of Pillow's, or of a file."""
+        image = to_rgb(source) if hasattr(source, "convert") else decode(source, self.size)
         return self.normalize(self.pixels(image))
 
 

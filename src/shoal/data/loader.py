@@ -1,4 +1,4 @@
-"""From a dataset and a sampler to meta-batches, one a step."""
+"""From a dataset and a sampler to meta-batches, one per step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
-from shoal.data.batch import InMemory, MetaBatch, TensorData, collate_of, finished
-from shoal.data.domains import Domains
+from shoal.data.batch import InMemory, MetaBatch, collate_of, finished
 from shoal.data.sampler import BLOCK, key, planned
-from shoal.errors import InputError, shown
-from shoal.settings import checked
+from shoal.errors import InputError
 
 ITEMS = 21  # what a key is for
 
@@ -78,24 +76,24 @@ class MetaBatchLoader:
             raise InputError(f"start={start}, stop={stop}; 0 ≤ start ≤ stop must hold.")
         self.dataset, self.sampler, self.device = dataset, sampler, device
         self.start, self.stop, self.share, self.enter = start, stop, share, enter
+        self._cuda = device is not None and torch.device(device).type == "cuda"
         self._loader: DataLoader[Any] | None = None
         if isinstance(dataset, InMemory):
             return
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise InputError(
-                f"{type(dataset).__name__} has no __getitem__ and __len__; sampling from domains "
-                "requires a map-style dataset."
-            )
+            kind = type(dataset).__name__
+            raise InputError(f"{kind} has no __getitem__ and __len__; a map-style dataset is needed.")
         self._loader = DataLoader(
-            _Items(dataset),
-            batch_sampler=_Requests(sampler, start, stop, share),  # type: ignore[arg-type]
-            collate_fn=_Collate(collate or collate_of(dataset)),  # type: ignore[arg-type]
+            _Steps(dataset, collate or collate_of(dataset)),
+            batch_size=None,
+            sampler=_Requests(sampler, start, stop, share),
+            collate_fn=_as_it_is,
             num_workers=workers,
             # Of its own: a loader that begins draws a number, which must not be one of the training's.
             generator=torch.Generator(),
             worker_init_fn=_apart_from_signals,
             persistent_workers=workers > 0,
-            pin_memory=device is not None and torch.device(device).type == "cuda",
+            pin_memory=self._cuda,
         )
 
     def __len__(self) -> int:
@@ -111,8 +109,7 @@ class MetaBatchLoader:
     def __iter__(self) -> Iterator[MetaBatch]:
         if self._loader is None:
             return map(self.gather, self.draws())
-        cuda = self.device is not None and torch.device(self.device).type == "cuda"
-        return self._copied_ahead(self._loader) if cuda else map(self._batch, self._loader)
+        return self._copied_ahead(self._loader) if self._cuda else map(self._batch, self._loader)
 
     def draws(self) -> Iterator[Draw]:
         """What each step takes of examples in memory, for :meth:`gather`."""
@@ -143,7 +140,7 @@ class MetaBatchLoader:
         x, y, *weight = dataset.batch(draw.rows)
         return MetaBatch(self._entered(x), y, draw.domain, draw.sizes, *weight)
 
-    def _copied_ahead(self, loader: Iterable[_Loaded]) -> Iterator[MetaBatch]:
+    def _copied_ahead(self, loader: Iterable[Any]) -> Iterator[MetaBatch]:
         """Batches on the device, the next one being copied on a stream of its own."""
         copying = torch.cuda.Stream(self.device)
         ready: MetaBatch | None = None
@@ -160,14 +157,14 @@ class MetaBatchLoader:
         if ready is not None:
             yield ready
 
-    def _batch(self, loaded: _Loaded) -> MetaBatch:
-        if isinstance(loaded.parts, InputError):
-            raise loaded.parts
-        x, y, *weight = to_device(loaded.parts, self.device)
-        size = len(y) // loaded.slots
-        blocks = np.arange(loaded.slots) if loaded.numbers is None else loaded.numbers
+    def _batch(self, loaded: tuple[Any, NDArray[Any]]) -> MetaBatch:
+        parts, blocks = loaded
+        if isinstance(parts, InputError):  # of a worker process; raised here, without the traceback of there
+            raise InputError(parts.args[0], parts.option)
+        x, y, *weight = to_device(parts, self.device)
+        size = len(y) // len(blocks)
         domain = torch.from_numpy(np.repeat(blocks, size)).to(y.device, non_blocking=True)
-        return MetaBatch(self._entered(x), y, domain, (size,) * loaded.slots, *weight)
+        return MetaBatch(self._entered(x), y, domain, (size,) * len(blocks), *weight)
 
     def _entered(self, x: Any) -> Any:
         x = finished(self.dataset, x)
@@ -203,17 +200,9 @@ class _Request(NamedTuple):
     """One step: a key for each block, their domains, the examples, and which share of each block they are."""
 
     seeds: list[int]
-    numbers: NDArray[np.int64] | None
+    blocks: NDArray[np.int64]
     rows: list[list[int]]
     share: tuple[int, int]
-
-
-class _Loaded(NamedTuple):
-    """The answer: x, y and perhaps weights, or what is wrong with the data."""
-
-    parts: Any
-    numbers: NDArray[np.int64] | None
-    slots: int
 
 
 class _Requests:
@@ -228,25 +217,31 @@ class _Requests:
     def __iter__(self) -> Iterator[_Request]:
         first, every = self.share
         for step, (numbers, rows) in enumerate(planned(self.sampler, self.start, self.stop), self.start):
-            seeds = key(self.sampler.seed, ITEMS, step, np.arange(len(rows))).tolist()
-            yield _Request(seeds, numbers, rows[:, first::every].tolist(), self.share)
+            blocks = np.arange(len(rows))
+            seeds = key(self.sampler.seed, ITEMS, step, blocks).tolist()
+            yield _Request(
+                seeds, blocks if numbers is None else numbers, rows[:, first::every].tolist(), self.share
+            )
 
 
-class _Items(Dataset[Any]):
-    """Answers a request with its items, under random numbers that the request determines."""
+class _Steps(Dataset[Any]):
+    """Answers a request with x, y and perhaps weights, under random numbers that the request determines.
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    Wrong data are an answer too: the main process raises the error.
+    """
 
-    def __getitems__(self, request: _Request) -> tuple[_Request, Any]:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __getitem__(self, request: _Request) -> tuple[Any, NDArray[Any]]:
         items: list[Any] = []
         try:
             with seeded(0):
                 for seed, rows in zip(request.seeds, request.rows, strict=True):
                     items += self._block(seed + request.share[0], rows, request.share[1])
-        except InputError as error:  # told by the main process, which has no traceback of a worker around it
-            return request, error
-        return request, items
+                return self._collated(items), request.blocks
+        except InputError as error:
+            return error, request.blocks
 
     def _block(self, seed: int, rows: list[int], every: int) -> list[Any]:
         several = getattr(self.dataset, "__getitems__", None)
@@ -263,32 +258,35 @@ class _Items(Dataset[Any]):
         except InputError:
             raise
         except Exception as error:
-            which = f"example {rows[0]}" if len(rows) == 1 else f"examples {rows}"
-            raise RuntimeError(f"{which}: {type(error).__name__}: {error}") from error
+            which = f"example {rows[0]}" if len(rows) == 1 else f"one of the examples {rows}"
+            message = f"{which} of the dataset cannot be read: {type(error).__name__}: {error}"
+            if isinstance(error, OSError):  # a broken or missing file
+                raise InputError(message) from error
+            raise RuntimeError(message) from error
 
-
-class _Collate:
-    """A class and not a closure: worker processes may have to pickle it."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, answer: tuple[_Request, Any]) -> _Loaded:
-        request, items = answer
-        parts: Any = items if isinstance(items, InputError) else self.collate(items)
+    def _collated(self, items: list[Any]) -> Any:
+        try:
+            parts = self.collate(items)
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            advice = "make them the same shape, or give the dataset a method `collate`"
+            raise InputError(f"the examples of a batch do not fit together ({why}); {advice}.") from error
         several = isinstance(parts, (list, tuple))
-        weighted = several and len(parts) == 3 and _is_weight(parts[2])
-        if not isinstance(parts, InputError) and not (weighted or (several and len(parts) == 2)):
-            got = f"{len(parts)} parts" if several else type(parts).__name__
-            parts = InputError(
-                f"an item of the dataset must be a pair (x, y), but there came {got}; a third part is a "
-                "sample weight, one floating number."
-            )
-        return _Loaded(parts, request.numbers, len(request.rows))
+        if several and (len(parts) == 2 or (len(parts) == 3 and _is_weight(parts[2]))):
+            return parts
+        got = f"{len(parts)} parts" if several else type(parts).__name__
+        raise InputError(
+            f"an item of the dataset must be a pair (x, y), but there came {got}; a third part is a "
+            "sample weight, one floating number."
+        )
 
 
 def _is_weight(values: Any) -> bool:
     return isinstance(values, Tensor) and values.ndim == 1 and values.is_floating_point()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _apart_from_signals(worker: int) -> None:
@@ -317,82 +315,3 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
-
-
-@checked
-def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
-    """Concatenate one dataset per domain.
-
-    If all are tensors or arrays, the result is a :class:`TensorData`. If all have a method ``collate``, that
-    of the first is used.
-
-    >>> import torch
-    >>> oslo, rome = (torch.zeros(2, 3), torch.zeros(2)), (torch.ones(1, 3), torch.ones(1))
-    >>> data, domains = concatenate({"oslo": oslo, "rome": rome})
-    >>> len(data), domains.names
-    (3, ('oslo', 'rome'))
-
-    Args:
-        datasets: by domain, a dataset or a pair ``(x, y)`` of arrays.
-
-    Returns:
-        The dataset and its :class:`Domains`.
-    """
-    if not datasets:
-        raise InputError("no datasets; at least one domain is required, such as {'art': (x, y)}.")
-    parts = {str(name): _in_memory(str(name), part) for name, part in datasets.items()}
-    for name, part in parts.items():
-        if not hasattr(part, "__len__"):
-            raise InputError(f"domain {name!r} must be a dataset or a pair (x, y), got {shown(part)}.")
-        if len(part) == 0:
-            raise InputError(f"domain {name!r} has no examples; remove it.")
-    domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})
-    if len(parts) == 1:
-        return next(iter(parts.values())), domains
-    if not all(type(part) is TensorData and isinstance(part.x, Tensor) for part in parts.values()):
-        joined: Any = ConcatDataset(parts.values())
-        if all(getattr(part, "collate", None) for part in parts.values()):
-            joined.collate = next(iter(parts.values())).collate
-        return joined, domains
-    first, tensors = next(iter(parts)), list(parts.values())
-    for name, part in parts.items():
-        for what in ("x", "y"):
-            a, b = getattr(parts[first], what), getattr(part, what)
-            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-                raise InputError(
-                    f"{what} of an example is {tuple(a.shape[1:])} {a.dtype} in domain {first!r} but "
-                    f"{tuple(b.shape[1:])} {b.dtype} in domain {name!r}; they must have the same shape "
-                    "and type."
-                )
-    weights = [t.weight for t in tensors if t.weight is not None]
-    if weights and len(weights) < len(tensors):
-        without = next(name for name, part in parts.items() if part.weight is None)
-        raise InputError(
-            f"domain {without!r} has no sample weights, but other domains have; all or none must have them."
-        )
-    weight = torch.cat(weights) if weights else None
-    return TensorData(torch.cat([t.x for t in tensors]), torch.cat([t.y for t in tensors]), weight), domains
-
-
-def _in_memory(name: str, part: Any) -> Any:
-    """A pair of tensors or arrays as :class:`TensorData`; a dataset as it is."""
-    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
-        part = part.tensors
-    if not isinstance(part, (tuple, list)):
-        return part
-    if len(part) not in (2, 3):
-        raise InputError(
-            f"domain {name!r} has {len(part)} parts; it must be a dataset, (x, y) or (x, y, weights)."
-        )
-    try:
-        return TensorData(*map(_as_tensor, part))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"domain {name!r}: {error}") from error
-
-
-def _as_tensor(values: Any) -> Tensor:
-    """A tensor as it is; an array with NumPy's usual float64 in torch's usual type, which models have."""
-    if isinstance(values, Tensor):
-        return values
-    tensor = torch.as_tensor(np.asarray(values))
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError, listed, shown, unknown_name
 
+SHARE = 0.2
+"""Of every training domain, for validation."""
+Names = str | float | bool | Iterable[str | float | bool] | None
+"""Of domains; numbers as they are in the data."""
 HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 
@@ -123,35 +127,65 @@ def split(
     ``entities`` says which entity each example is of: all examples of one are on the same side, and none that
     is in a held-out domain too is trained on.
     """
-    names = held_out_names(held_out, domains.names) if len(held_out) else []
-    rest, test = hold_out_domains(domains, names) if names else (domains, None)
+    rest, result = domains, {}
+    if len(held_out):
+        rest, result["test"] = hold_out_domains(domains, held_out_names(held_out, domains.names))
     if entities is None:
         train, validation = hold_out_examples(rest, share, seed)
-    else:
-        if test is not None:
-            keep = ~np.isin(entities[rest.indices], entities[test.examples()])
-            if not keep.any():
-                raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
-            if not keep.all():
-                lost = np.add.reduceat(~keep, rest.offsets[:-1], dtype=np.int64)
-                hit = np.flatnonzero(lost)
-                each = [f"{lost[n]:,} of {rest.sizes[n]:,} of {rest.names[n]!r}" for n in hit[:5]]
-                warnings.warn(
-                    "not used, because the same entity (group) is in the held-out domain: "
-                    + ", ".join(each)
-                    + (f" and {len(hit) - 5} more domains" if len(hit) > 5 else ""),
-                    stacklevel=3,
-                )
-            rest = rest.filter(keep)
-        # The same domains of entities instead of examples, each entity once.
-        pairs = np.stack([np.repeat(np.arange(len(rest)), rest.sizes), entities[rest.indices]])
-        of, members = np.unique(pairs, axis=1)
-        offsets = np.concatenate([[0], np.bincount(of).cumsum()])
-        _, held = hold_out_examples(Domains(rest.names, offsets, members), share, seed)
-        away = np.isin(entities[rest.indices], held.examples())
-        train, validation = rest.filter(~away), rest.filter(away)
-    result = {"train": train, "validation": validation}
-    return result if test is None else {**result, "test": test}
+        return {"train": train, "validation": validation, **result}
+    if result:
+        rest = _without(rest, np.isin(entities[rest.indices], entities[result["test"].examples()]))
+    # The same domains of entities instead of examples, each entity once.
+    pairs = np.stack([np.repeat(np.arange(len(rest)), rest.sizes), entities[rest.indices]])
+    of, members = np.unique(pairs, axis=1)
+    offsets = np.concatenate([[0], np.bincount(of).cumsum()])
+    _, held = hold_out_examples(Domains(rest.names, offsets, members), share, seed)
+    away = np.isin(entities[rest.indices], held.examples())
+    return {"train": rest.filter(~away), "validation": rest.filter(away), **result}
+
+
+def _without(domains: Domains, lost: NDArray[np.bool_]) -> Domains:
+    """``domains`` without entries whose entity is in a held-out domain too, which is said."""
+    if lost.all():
+        raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
+    counts = np.add.reduceat(lost, domains.offsets[:-1], dtype=np.int64)
+    each = [f"{counts[d]:,} of {domains.sizes[d]:,} of {domains.names[d]!r}" for d in np.flatnonzero(counts)]
+    if each:
+        more = f" and {len(each) - 5} more domains" if len(each) > 5 else ""
+        message = "not used, because the same entity (group) is in the held-out domain: "
+        warnings.warn(f"{message}{', '.join(each[:5])}{more}", stacklevel=4)
+    return domains.filter(~lost)
+
+
+def split_notes(
+    splits: Mapping[str, Domains], labels: NDArray[Any] | None, class_names: Sequence[str]
+) -> dict[str, str]:
+    """What a reader of the results must know; ``labels`` are numbers of classes, if they are known."""
+    notes = {}
+    if small := [n for n in splits["train"].names if n not in splits["validation"].names]:
+        notes["domains"] = f"too small for validation examples: {_some(small)}"
+    if "test" in splits and class_names and labels is not None:
+        seen, tested = (set(labels[splits[name].indices].tolist()) for name in ("train", "test"))
+        if unseen := [class_names[c] for c in sorted(tested - seen)]:
+            notes["test"] = f"it has classes without training examples: {_some(unseen)}"
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+
+
+def domain_names(names: Names) -> list[str]:
+    """Names of domains as a list of text: 3.0 is the domain 3."""
+    if names is None:
+        return []
+    one = isinstance(names, (str, int, float, np.number))
+    several = [names] if one else listed(names, "names of domains")
+    for name in several:
+        if not isinstance(name, (str, int, float, np.number, np.bool_)) or name != name:
+            raise InputError(f"names of domains must be strings or numbers, got {shown(names)}.")
+    whole = [isinstance(n, (float, np.floating)) and n == n // 1 for n in several]
+    return [str(int(n)) if w else str(n) for n, w in zip(several, whole, strict=True)]
 
 
 def last_domain(names: Iterable[str]) -> str:

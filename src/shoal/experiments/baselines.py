@@ -7,6 +7,7 @@ selected on validation. A model that is saved is then fitted again to training a
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from shoal.experiments.run import data_of, of_same_run
 from shoal.experiments.search import Space
 from shoal.models.baseline import LEAST, Baseline, BoostedBaseline, Coefficients, LinearBaseline
 from shoal.settings import Range, check, log2, log10, search_space
+from shoal.training.calibration import calibration as calibration_of
 from shoal.training.callbacks import Point
 from shoal.training.card import with_card
 from shoal.training.evaluate import Scores, scored
@@ -133,7 +135,10 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
     data, processes = _data(config), Processes("cpu")
     record, model = _run(config, data)
     lines = [{"phase": "train", **point} for point in record.history]
+    calibration = None
     if "validation" in data.splits:
+        if config.calibrate and data.classes is not None:
+            calibration = _calibration(model, data, record)
         last, model = _run(config, data, record.history[record.selected]["step"])
         lines.append({"phase": "retrain", **last.history[0]})
         record = replace(
@@ -151,10 +156,19 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
             journal.line({**line, "seconds": record.seconds})
         content, files = about(data, model, None, data.classes, list(data.input_shape), "float32")
         content["model"] = {"name": config.algorithm, "known": model.known}
+        content["calibration"] = calibration
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
         files = with_card(content, {**files, model.file: model.content}, data, plain, shown)
         sums = journal.finish({}, plain, lambda: files)
     return replace(record, files=sums)
+
+
+def _calibration(model: Baseline, data: DomainData, record: RunRecord) -> dict[str, Any]:
+    """That of the selected model on validation examples, which it was not fitted to."""
+    examples: Any = data.examples
+    rows, every = data.splits["validation"].examples(), EVALUATED
+    values = itertools.islice(model.values(examples.x[rows].cpu().numpy(), every), record.selected, None)
+    return calibration_of(model.logits(next(values)), examples.y[rows].cpu().numpy())
 
 
 def _data(config: RunConfig) -> DomainData:

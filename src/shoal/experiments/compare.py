@@ -210,7 +210,8 @@ class LeaveDomainsOut:
 
     def _trials(self, start: RunConfig, row: str) -> list[RunConfig]:
         if row in baselines.SPACES:
-            same = {name: getattr(start, name) for name in ("holdout", "metric", "data_options", "seed")}
+            names = ("holdout", "metric", "calibrate", "data_options", "seed")
+            same = {name: getattr(start, name) for name in names}
             first = RunConfig(start.dataset, row, start.steps, **same, label=row, select="best")
             space = baselines.SPACES[row]
             others = range(1, self.search if space else 1)

@@ -34,6 +34,7 @@ from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training import predictions
+from shoal.training.calibration import calibrated
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
@@ -223,7 +224,7 @@ def _run_in_folder(
             if finished and weights:
                 content = record.to_dict()
                 model = {"name": config.model or setup.data.model, "options": config.model_options}
-                files = partial(model_files, setup, model, content, metadata)
+                files = partial(model_files, setup, model, content, metadata, calibrated(setup))
                 record = replace(record, files=journal.finish(setup.model.state_dict(), content, files))
             elif weights:
                 journal.record(record.to_dict())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,62 +13,39 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import InputError
 from shoal.models.calling import call
-from shoal.tensors import widest
+from shoal.tensors import map_nest, widest
+
+Mean = dict[str, Any]
+"""The mean (``tensors``) of weights from step ``first`` to ``last``, which counts as ``count`` of them."""
 
 
-@dataclass
-class _Mean:
-    """The mean of the weights at ``count`` steps; half-precision ones in float32."""
-
-    tensors: list[Tensor]
-    first: int
-    last: int
-    count: int = 1
-    loss: float = math.inf
-    """The validation loss measured at ``last``."""
-
-    @classmethod
-    def of(cls, step: int, params: Sequence[Tensor], mean: _Mean | None = None) -> _Mean:
-        """The weights of a step, added to ``mean``."""
-        own = cls([p.detach().to(_precision(p), copy=True) for p in params], step, step)
-        if mean is not None:
-            mean.merge(own)
-        return mean or own
-
-    def merge(self, other: _Mean) -> None:
-        """A mean that counts for nothing is replaced."""
-        self.first = min(self.first, other.first) if self.count else other.first
-        self.last = max(self.last, other.last) if self.count else other.last
-        self.count += other.count
-        if self.count == other.count:
-            _copy(self.tensors, other.tensors)
-        elif self.tensors:  # foreach functions refuse empty lists
-            torch._foreach_lerp_(self.tensors, other.tensors, other.count / self.count)
-
-    def clone(self) -> _Mean:
-        return replace(self, tensors=[t.clone() for t in self.tensors])
+def _mean(step: int, params: Sequence[Tensor]) -> Mean:
+    """The weights of one step; half-precision ones in float32."""
+    tensors = [p.detach().to(_precision(p), copy=True) for p in params]
+    return {"tensors": tensors, "first": step, "last": step, "count": 1}
 
 
-def _restored(state: Mapping[str, Any] | None, params: Sequence[Tensor]) -> Any:
-    """A saved mean, where the parameters are and laid out in memory as they are."""
-    if state is None:
-        return None
-    _check_fit(state["tensors"], params)
-    pairs = zip(state["tensors"], params, strict=True)
-    tensors = [torch.empty_like(p, dtype=t.dtype, requires_grad=False).copy_(t) for t, p in pairs]
-    return _Mean(**{**state, "tensors": tensors})
+def _merge(mean: Mean, other: Mean) -> None:
+    """Adds ``other`` to ``mean`` in place; a mean that counts for nothing is replaced."""
+    mean["first"] = min(mean["first"], other["first"]) if mean["count"] else other["first"]
+    mean["last"] = max(mean["last"], other["last"]) if mean["count"] else other["last"]
+    mean["count"] += other["count"]
+    _lerp(mean["tensors"], other["tensors"], other["count"] / mean["count"])
+
+
+def _lerp(tensors: list[Tensor], to: list[Tensor], share: float) -> None:
+    if share == 1:
+        _copy(tensors, to)
+    elif tensors:  # foreach functions refuse empty lists
+        torch._foreach_lerp_(tensors, to, share)
+
+
+def _cloned(mean: Mean) -> Mean:
+    return {**mean, "tensors": [t.clone() for t in mean["tensors"]]}
 
 
 def _precision(p: Tensor) -> torch.dtype:
     return p.dtype if p.dtype.itemsize >= 4 else torch.float32
-
-
-def _check_fit(weights: Sequence[Tensor], params: Sequence[Tensor]) -> None:
-    if [w.shape for w in weights] != [p.shape for p in params]:
-        raise InputError(
-            f"the averaged weights do not fit this model: they are {len(weights)} tensors, the model "
-            f"trains {len(params)}, and their shapes must be the same."
-        )
 
 
 class SMA:
@@ -82,18 +58,40 @@ class SMA:
 
     running = True
     """Whether the mean so far is what is evaluated and selected along the way."""
-    done = False
-    """Nothing will be added any more, so that the training may end."""
 
     def __init__(self, start: int = 1) -> None:
         self.start = start
-        self._mean: _Mean | None = None
+        self.state: Any = {"mean": None, "done": False}
+        """Everything that changes, as tensors and plain data."""
+
+    def begin(self, model: nn.Module) -> None:
+        """Before the first step: an averaged network is the model."""
+
+    @property
+    def buffers(self) -> list[Tensor] | None:
+        """The buffers of the averaged network in the order of the model's, if it has some of its own."""
+        return None
+
+    def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
+        """Passes a batch through the averaged network; before the start it has the model's own weights."""
+
+    @property
+    def done(self) -> bool:
+        """Nothing will be added any more, so that the training may end."""
+        return bool(self.state["done"])
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
         """Takes note of the trained parameters after ``step``, which counts from 1."""
         if step >= self.start:
-            self._mean = _Mean.of(step, params, self._mean)
+            self._add("mean", step, params)
+
+    def _add(self, name: str, step: int, params: Sequence[Tensor]) -> None:
+        now = _mean(step, params)
+        if self.state[name] is None:
+            self.state[name] = now
+        else:
+            _merge(self.state[name], now)
 
     def evaluated(self, step: int, validation_loss: float | None) -> None:
         """Takes note of an evaluation after ``step``, once ``update`` has seen the step."""
@@ -101,24 +99,36 @@ class SMA:
     @property
     def started(self) -> bool:
         """Whether the rule has found where to start; if not, :meth:`weights` is a substitute, or None."""
-        return self._mean is not None
+        return self.state["mean"] is not None
 
+    def _parts(self) -> list[Mean]:
+        """What :meth:`weights` is the mean of, if the training ends now."""
+        return [] if self.state["mean"] is None else [self.state["mean"]]
+
+    @torch.no_grad()
     def weights(self) -> list[Tensor] | None:
         """A copy of the mean so far, in the order of the parameters; None where there is none yet."""
-        return None if self._mean is None else self._mean.clone().tensors
+        if not (parts := self._parts()):
+            return None
+        whole = _cloned(parts[0])
+        for part in parts[1:]:
+            _merge(whole, part)
+        return list(whole["tensors"])
 
     @property
     def span(self) -> tuple[int, int] | None:
         """The first and the last step in :meth:`weights`."""
-        return None if self._mean is None else (self._mean.first, self._mean.last)
+        parts = self._parts()
+        return (min(p["first"] for p in parts), max(p["last"] for p in parts)) if parts else None
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to resume; its tensors change with the next step."""
-        return {"mean": self._mean and vars(self._mean)}
+        return self.state
 
     def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
         """Resumes from a saved state; ``params`` are the trained parameters."""
-        self._mean = _restored(state["mean"], params)
+        device = params[0].device if params else None
+        self.state = map_nest(lambda v: v.to(device) if isinstance(v, Tensor) else v, state)
 
 
 class EMA(SMA):
@@ -135,13 +145,12 @@ class EMA(SMA):
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
-        now, mean = _Mean.of(step, params), self._mean
+        now, mean = _mean(step, params), self.state["mean"]
         if mean is None:
-            self._mean = now
-        elif mean.tensors:
-            rate = 1 - min(self.decay, (1 + step) / (10 + step))
-            torch._foreach_lerp_(mean.tensors, now.tensors, rate)
-            mean.last, mean.count = step, mean.count + 1
+            self.state["mean"] = now
+        else:
+            _lerp(mean["tensors"], now["tensors"], 1 - min(self.decay, (1 + step) / (10 + step)))
+            mean["last"] = step
 
 
 class OnlineSMA(SMA):
@@ -153,35 +162,27 @@ class OnlineSMA(SMA):
 
     def __init__(self, start: int = 100) -> None:
         super().__init__(start)
-        self.buffers: list[Tensor] | None = None
-        """Those of the averaged network, in the order of the model's."""
+        self.state["buffers"] = None
+
+    @property
+    def buffers(self) -> list[Tensor] | None:
+        return self.state["buffers"]
 
     def update(self, step: int, params: Sequence[Tensor]) -> None:
-        first = self._mean is None
+        first = not self.started
         super().update(step, params)
-        if first and self._mean is not None:
-            self._mean.count = 2
+        if first and self.started:
+            self.state["mean"]["count"] = 2
 
     def begin(self, model: nn.Module) -> None:
-        """Before the first step: the averaged network is the model."""
-        self.buffers = [b.clone() for b in model.buffers()]
+        self.state["buffers"] = [b.clone() for b in model.buffers()]
 
     @torch.no_grad()
     def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
-        """Passes a batch through the averaged network; before the start it has the model's own weights."""
-        assert self.buffers is not None
         own, weights = list(model.buffers()), self.weights() or [p.detach().clone() for p in params]
-        with applied([*params, *own], [*weights, *self.buffers]):
+        with applied([*params, *own], [*weights, *self.state["buffers"]]):
             call(model, x)
-            self.buffers = [b.clone() for b in own]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "buffers": self.buffers}
-
-    def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
-        super().load_state_dict(state, params)
-        device = params[0].device
-        self.buffers = None if state["buffers"] is None else [b.to(device) for b in state["buffers"]]
+            self.state["buffers"] = [b.clone() for b in own]
 
 
 class SWAD(SMA):
@@ -213,92 +214,59 @@ class SWAD(SMA):
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
         super().__init__()
         self.converge, self.tolerate, self.ratio = converge, tolerate, ratio
-        self.limit: float | None = None
-        """The loss above which a segment is over the limit; None before the start."""
-        self._segment: _Mean | None = None
-        self._queue: list[_Mean] = []  # the last ``tolerate`` segments
-        self._from = 0  # the last step of segment s
+        # The segment now, the last segments Q, the limit (None before the start) and the last step of s.
+        self.state |= {"segment": None, "queue": [], "limit": None, "from": 0}
 
     @property
     def started(self) -> bool:
-        return self.limit is not None
+        return self.state["limit"] is not None
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
         if not self.done:
-            self._segment = _Mean.of(step, params, self._segment)
+            self._add("segment", step, params)
 
     @torch.no_grad()
     def evaluated(self, step: int, validation_loss: float | None) -> None:
         """Ends a segment; an evaluation without a step since the last one changes nothing."""
         if validation_loss is None:
             raise InputError("SWAD requires the validation loss: provide validation data, or use SMA.")
-        if self._segment is None:
+        if (segment := self.state["segment"]) is None:
             return
-        segment, self._segment = self._segment, None
-        segment.loss = validation_loss if math.isfinite(validation_loss) else math.inf
-        segment.count = 1  # however many steps it has
-        self._queue = [*self._queue, segment][-self.tolerate :]
-        if self.limit is None:
-            self._find_start(self._queue[-self.converge :])
-        elif self._queue[0].last >= self._from:
-            assert self._mean is not None
-            if self._over(self._queue):
-                self._queue, self.done = [], True
+        loss = validation_loss if math.isfinite(validation_loss) else math.inf
+        segment |= {"loss": loss, "count": 1}  # however many steps it has
+        queue = [*self.state["queue"], segment][-self.tolerate :]
+        self.state |= {"segment": None, "queue": queue}
+        if not self.started:
+            self._find_start(queue[-self.converge :])
+        elif queue[0]["last"] >= self.state["from"]:
+            if self._over(queue):
+                self.state |= {"queue": [], "done": True}
             else:
-                self._mean.merge(self._queue[0])
+                _merge(self.state["mean"], queue[0])
 
-    def _find_start(self, window: Sequence[_Mean]) -> None:
+    def _find_start(self, window: Sequence[Mean]) -> None:
         """Starts if the first of the last ``converge`` segments is the best of them."""
-        finite = [segment.loss for segment in window if math.isfinite(segment.loss)]
-        if len(window) < self.converge or window[0].loss != min(finite, default=None):
+        finite = [segment["loss"] for segment in window if math.isfinite(segment["loss"])]
+        if len(window) < self.converge or window[0]["loss"] != min(finite, default=None):
             return
-        self.limit, self._from = self.ratio * (sum(finite) / len(finite)), window[0].last
-        before = self._queue[: self.tolerate - self.converge + 1]
+        self.state |= {"limit": self.ratio * (sum(finite) / len(finite)), "from": window[0]["last"]}
+        before = self.state["queue"][: self.tolerate - self.converge + 1]
         over = [i for i, segment in enumerate(before) if self._over([segment])]
-        self._mean = window[0].clone()
-        self._mean.count = 0
+        self.state["mean"] = {**_cloned(window[0]), "count": 0}
         for segment in before[over[-1] + 2 if over else 1 :]:
-            self._mean.merge(segment)
+            _merge(self.state["mean"], segment)
 
-    def _over(self, segments: Sequence[_Mean]) -> bool:
-        assert self.limit is not None
-        return min(segment.loss for segment in segments) > self.limit
+    def _over(self, segments: Sequence[Mean]) -> bool:
+        return bool(min(segment["loss"] for segment in segments) > self.state["limit"])
 
-    def _parts(self) -> list[_Mean]:
-        """What :meth:`weights` is the mean of, if the training ends now."""
-        if self.limit is None:
-            return self._queue[-1:]
-        rest = self._queue[1:]
+    def _parts(self) -> list[Mean]:
+        mean, rest = self.state["mean"], self.state["queue"][1:]
+        if not self.started:
+            return list(self.state["queue"][-1:])
         while rest and self._over(rest[-1:]):
             rest = rest[:-1]
-        first = [] if self._mean is None or (self._mean.count == 0 and rest) else [self._mean]
-        return first + rest
-
-    @torch.no_grad()
-    def weights(self) -> list[Tensor] | None:
-        if not (parts := self._parts()):
-            return None
-        whole = parts[0].clone()
-        for segment in parts[1:]:
-            whole.merge(segment)
-        return whole.tensors
-
-    @property
-    def span(self) -> tuple[int, int] | None:
-        parts = self._parts()
-        return (min(p.first for p in parts), max(p.last for p in parts)) if parts else None
-
-    def state_dict(self) -> dict[str, Any]:
-        segment, queue = self._segment and vars(self._segment), [vars(s) for s in self._queue]
-        own = {"segment": segment, "queue": queue, "limit": self.limit, "from": self._from}
-        return {**super().state_dict(), **own, "done": self.done}
-
-    def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
-        super().load_state_dict(state, params)
-        self._segment = _restored(state["segment"], params)
-        self._queue = [_restored(segment, params) for segment in state["queue"]]
-        self.limit, self._from, self.done = state["limit"], state["from"], state["done"]
+        return [*([] if mean["count"] == 0 and rest else [mean]), *rest]
 
 
 def make_average(name: str | None, steps: int) -> SMA | None:
@@ -314,6 +282,55 @@ def make_average(name: str | None, steps: int) -> SMA | None:
     if start > steps:
         raise InputError(f"starts at step {start:,}, after the last of {steps:,}.", "average")
     return SMA(start) if kind == "sma" else None
+
+
+@contextmanager
+def applied(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Within the block the tensors hold ``values``, which may be of another type or on another device."""
+    before = [t.detach().clone() for t in tensors]
+    try:
+        _copy(tensors, values)
+        yield
+    finally:
+        _copy(tensors, before)
+
+
+@torch.no_grad()
+def _copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    if to:
+        torch._foreach_copy_(list(to), list(values))
+
+
+def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Recomputes the running statistics of BatchNorm layers for the weights that the model holds now.
+
+    They become the plain average over ``batches``, each an input ``x`` of ``model(x)``, as with torch's
+    ``update_bn``; but only layers in training mode are concerned, frozen ones stay as they are, and
+    everything else is in evaluation mode meanwhile.
+    """
+    layers = batchnorm_in_training(model)
+    modes, momenta = [(m, m.training) for m in model.modules()], [layer.momentum for layer in layers]
+    try:
+        # Attributes, not train() and eval(): models override these to keep layers frozen, or to do more.
+        for module, _ in modes:
+            module.training = False
+        for layer in layers:
+            layer.training, layer.momentum = True, None  # a cumulative average
+            layer.reset_running_stats()
+        with torch.no_grad():
+            for x in batches if layers else ():
+                call(model, x)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+
+
+def batchnorm_in_training(model: nn.Module) -> list[_BatchNorm]:
+    """The layers that :func:`refresh_batchnorm` concerns, with the modules' present modes."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    return [m for m in layers if m.training and m.track_running_stats and m.running_mean is not None]
 
 
 @torch.no_grad()
@@ -400,61 +417,3 @@ def _between(start: Tensor, end: Tensor, alpha: float) -> Tensor:
     end = end.to(_precision(end))
     # Where both are equal also infinities stay, such as those of a mask.
     return torch.where(start == end, end, torch.lerp(start, end, alpha)).to(kind)
-
-
-@contextmanager
-def applied(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Within the block the tensors hold ``values``, which may be of another type or on another device."""
-    _check_fit(values, tensors)
-    before = [t.detach().clone() for t in tensors]
-    try:
-        _copy(tensors, values)
-        yield
-    finally:
-        _copy(tensors, before)
-
-
-@torch.no_grad()
-def _copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    if to:
-        torch._foreach_copy_(list(to), list(values))
-
-
-def has_batchnorm(model: nn.Module) -> bool:
-    """Whether :func:`refresh_batchnorm` would have something to do, with the modules' present modes."""
-    return bool(_in_training(model))
-
-
-def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Recomputes the running statistics of BatchNorm layers for the weights that the model holds now.
-
-    They become the plain average over ``batches``, each an input ``x`` of ``model(x)``, as with torch's
-    ``update_bn``; but only layers in training mode are concerned, frozen ones stay as they are, and
-    everything else is in evaluation mode meanwhile.
-    """
-    layers = _in_training(model)
-    modes = [(m, m.training) for m in model.modules()]
-    momenta = [layer.momentum for layer in layers]
-    try:
-        # Attributes, not train() and eval(): models override these to keep layers frozen, or to do more.
-        for module, _ in modes:
-            module.training = False
-        for layer in layers:
-            layer.training, layer.momentum = True, None  # a cumulative average
-            layer.reset_running_stats()
-        with torch.no_grad():
-            for x in batches if layers else ():
-                call(model, x)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-
-
-def _in_training(model: nn.Module) -> list[_BatchNorm]:
-    return [
-        m
-        for m in model.modules()
-        if isinstance(m, _BatchNorm) and m.training and m.track_running_stats and m.running_mean is not None
-    ]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -96,11 +96,14 @@ class Scores:
         """Plain data; what is empty is left out."""
         found: dict[str, Any] = {n: getattr(self, n) for n in ("metric", "average", "mean", "loss")}
         found |= {"domains": dict(zip(self.names, self.values, strict=True)), "sizes": list(self.sizes)}
-        found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
-        found["by_domain"] = {name: dict(values) for name, values in self.by_domain.items()}
-        found |= {"selects": self.selects, "higher": self.higher, "sampled": self.sampled and [*self.sampled]}
-        optional = ("metrics", "by_domain", "selects", "higher", "sampled")
-        return {k: v for k, v in found.items() if k not in optional or v not in (None, {})}
+        optional = {
+            "metrics": {k: v if math.isfinite(v) else None for k, v in self.more.items()},
+            "by_domain": {name: dict(values) for name, values in self.by_domain.items()},
+            "selects": self.selects,
+            "higher": self.higher,
+            "sampled": self.sampled and [*self.sampled],
+        }
+        return found | {k: v for k, v in optional.items() if v not in (None, {})}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Scores:
@@ -143,14 +146,11 @@ def scored(
 
 def _each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
     """Each metric in each domain, ``None`` where it is undefined; without those that are of groups."""
-    outcome = outcome._replace(full_sizes=None)
     metrics = [m for m in metrics if m.name in METRICS and m.by_group is None and m.needs != "loss"]
     found: dict[str, dict[str, float | None]] = {m.name: {} for m in metrics}
-    arrays = {n: v for n, v in outcome._asdict().items() if isinstance(v, np.ndarray) and len(v)}
     for number, name in enumerate(outcome.groups.names):
         which = outcome.groups.indices_of(number)
-        alone = Domains.from_sizes({name: len(which)})
-        one = outcome._replace(groups=alone, **{n: v[which] for n, v in arrays.items()})
+        one = outcome.rows(which, Domains.from_sizes({name: len(which)}))
         for metric in metrics:
             found[metric.name][str(name)] = value if math.isfinite(value := metric(one)) else None
     return found
@@ -192,9 +192,11 @@ class Evaluator:
     ) -> None:
         limits = limits or {}
         labels = class_labels(examples) if limits and task.is_classification else None
-        self.splits = {n: sample(d, limits[n], labels) if n in limits else d for n, d in splits.items()}
-        self.which = {name: domains.examples() for name, domains in self.splits.items()}
-        self.sets = {name: _Set(self.which[name], d, splits[name]) for name, d in self.splits.items()}
+        self.sets = {
+            name: _Set.of(sample(d, limits[name], labels) if name in limits else d, d)
+            for name, d in splits.items()
+        }
+        self.which = {name: own.which for name, own in self.sets.items()}
         self.task, self.loss, self.autocast, self.watch = task, loss, autocast, watch or (lambda *_: None)
         self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
         self.label_scale, self.batch_size, self.largest = label_scale, batch_size, batch_size
@@ -205,10 +207,9 @@ class Evaluator:
         self.plan = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
         # The first process has the most batches; the others wait for it in as many calls of ``watch``.
         self.rounds = sum(-(-len(w[::count]) // batch_size) for w in self.which.values())
-        sampler: Any = self.plan
         self.loader = MetaBatchLoader(
             examples,
-            sampler,
+            self.plan,
             workers=workers,
             device=self.processes.device,
             stop=len(self.plan.batches),
@@ -231,32 +232,49 @@ class Evaluator:
         what = "output" if self.task.kind == "regression" else "class"
         return {name: parts[what] for name, parts in self._pass(model, [what]).items()}
 
+    def outputs(self, model: nn.Module) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """For every split the outputs of the model and the labels, in order of index."""
+        found = self._pass(model, ["output", "y"])
+        return {name: (parts["output"], parts["y"]) for name, parts in found.items()}
+
     def _pass(self, model: nn.Module, wanted: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
         """For every split arrays with a row per example."""
         index, count = self.processes.index, self.processes.count
-        rows: dict[str, dict[str, Tensor]] = {name: {} for name in self.which}
-        at = dict.fromkeys(self.which, 0)
+        rows: dict[str, dict[str, list[Tensor]]] = {s: {w: [] for w in wanted} for s in self.sets}
+        done = dict.fromkeys(self.sets, 0)
         with torch.inference_mode(), _evaluating(model):
             for (split, size), batch in zip(self.plan.batches, self.loader, strict=True):
-                self.watch(split, at[split] * count, len(self.which[split]))
-                here = slice(at[split], at[split] + size)
+                own = self.sets[split]
+                self.watch(split, done[split] * count, len(own.which))
+                domain = own.domain[index::count][done[split] : done[split] + size]
                 output = self._output(model, batch.x, size)
                 for what in wanted:
-                    part = self._part(what, output, batch, self.sets[split].domain[index::count][here])
-                    if what not in rows[split]:
-                        rows[split][what] = part.new_zeros(len(self.which[split]), *part.shape[1:])
-                    rows[split][what][index::count][here] = part
-                at[split] += size
+                    rows[split][what].append(self._part(what, output, batch, domain))
+                done[split] += size
             for _ in range(self.rounds - len(self.plan.batches)):
-                self.watch(list(self.which)[-1], 0, 0)
-            return self._gather(rows)
+                self.watch(list(self.sets)[-1], 0, 0)
+            found = {s: {w: torch.cat(p).cpu().numpy() for w, p in r.items() if p} for s, r in rows.items()}
+        return found if count == 1 else self._gathered(found)
+
+    def _gathered(self, found: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
+        """The rows of all processes, of which each has every n-th."""
+        every: list[Any] = [None] * self.processes.count
+        torch.distributed.all_gather_object(every, found)
+        for split, first in every[0].items():
+            for what, some in first.items():
+                whole = np.zeros((len(self.sets[split].which), *some.shape[1:]), some.dtype)
+                for index, other in enumerate(every):
+                    whole[index :: len(every)] = other[split].get(what, 0)
+                first[what] = whole
+        result: dict[str, dict[str, np.ndarray]] = every[0]
+        return result
 
     def _part(self, what: str, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
-        """What is kept of a batch of outputs: a row per example."""
+        """What is needed of a batch of outputs: a row per example."""
         y, kind = batch.y, widest(batch.y.device)
         if what == "points":  # and how many labels count
             score = (output - y).square() if self.task.kind == "regression" else self._class(output) == y
-            counted = torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y.ne(self.ignored)
+            counted = self._counted(y)
             score, counts = (score.to(kind) * counted).reshape(len(y), -1), counted.reshape(len(y), -1).sum(1)
             return torch.stack([score.sum(1) / counts.clamp(min=1), counts], 1)
         if what == "loss":
@@ -270,10 +288,10 @@ class Evaluator:
 
         Of a loss whose terms are not known, each example gets the loss of those of its domain in the batch.
         """
-        assert self.loss is not None
         if self.terms is not None:
             both = torch.stack([self.terms.sums(output, batch.y), self.terms.counts(batch.y)], 1)
             return both if batch.weight is None else both * batch.weight[:, None]
+        assert self.loss is not None
         both = torch.ones(len(batch.y), 2, dtype=widest(batch.y.device), device=batch.y.device)
         for number in np.unique(domain):
             rows = torch.from_numpy(domain == number).to(batch.y.device)
@@ -284,10 +302,13 @@ class Evaluator:
         """The predicted classes; in the multi-label task 1 for each label whose logit is positive."""
         return (output > 0).int() if self.task.kind == "multilabel" else output.argmax(1).int()
 
+    def _counted(self, y: Tensor) -> Tensor:
+        """Which labels are not ignored."""
+        return torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y != self.ignored
+
     def _counts(self, predicted: Tensor, y: Tensor) -> Tensor:
         """(B, 3, classes): positions that were right, true and predicted in each class."""
-        classes = self.task.classes or 0
-        counted = torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y != self.ignored
+        classes, counted = self.task.classes or 0, self._counted(y)
         true, claimed = y.where(counted, classes), predicted.long().where(counted, classes)
         right = true.where(true == claimed, classes)
         flat = torch.stack([right, true, claimed], 1).long().reshape(len(y), 3, -1)
@@ -295,37 +316,26 @@ class Evaluator:
         return found[:, :, :classes]
 
     def _output(self, model: nn.Module, x: Any, size: int) -> Any:
-        """Outputs for ``size`` examples, in halves while they do not fit in memory."""
-        if size > self.largest:
-            parts = slice(0, size // 2), slice(size // 2, size)
-            return torch.cat([self._output(model, cut(x, s), s.stop - s.start) for s in parts])
-        try:
-            with self.autocast():
-                return full_precision(call(model, x))
-        except RuntimeError as error:
-            no_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-            if size == 1 or not no_memory:
-                raise
-        # After the handler: the error's traceback holds what did not fit.
-        if self.largest == self.batch_size:
-            warnings.warn(
-                f"{size:,} examples per evaluation batch do not fit in memory; they are taken in pieces. A "
-                "smaller eval_batch avoids this.",
-                stacklevel=2,
-            )
-        self.largest = size // 2
-        return self._output(model, x, size)
-
-    def _gather(self, rows: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, np.ndarray]]:
-        """Each process has filled its own rows; one without an example is told how wide they are."""
-        if self.processes.count > 1:
-            shapes = {s: {w: (t.shape, t.dtype) for w, t in parts.items()} for s, parts in rows.items()}
-            for split, parts in self.processes.broadcast(shapes).items():
-                for what, (shape, kind) in parts.items():
-                    empty = torch.zeros(shape, dtype=kind, device=self.processes.device)
-                    rows[split].setdefault(what, empty)
-        every = iter(self.processes.sum([part for parts in rows.values() for part in parts.values()]))
-        return {s: {w: next(every).cpu().numpy() for w in parts} for s, parts in rows.items()}
+        """Outputs for ``size`` examples, in ever smaller pieces while they do not fit in memory."""
+        while True:
+            pieces = [slice(i, i + self.largest) for i in range(0, size, self.largest)]
+            try:
+                with self.autocast():
+                    outputs = [
+                        full_precision(call(model, x if len(pieces) == 1 else cut(x, s))) for s in pieces
+                    ]
+                return outputs[0] if len(pieces) == 1 else torch.cat(outputs)
+            except torch.OutOfMemoryError:
+                if self.largest == 1:
+                    raise
+            # After the handler: the error's traceback holds what did not fit.
+            if self.largest == self.batch_size:
+                warnings.warn(
+                    f"{size:,} examples per evaluation batch do not fit in memory; they are taken in pieces. "
+                    "A smaller eval_batch avoids this.",
+                    stacklevel=2,
+                )
+            self.largest = max(1, min(size, self.largest) // 2)
 
     def _scores(self, name: str, parts: Mapping[str, np.ndarray]) -> Scores:
         own, (points, weights) = self.sets[name], parts["points"].T
@@ -345,19 +355,34 @@ class Evaluator:
         return scored(outcome, self.task.kind, self.metrics, self.selects, own.sampled, by_domain)
 
 
-class _Set:
-    """The examples of a split that are scored, as positions in the order of their indices."""
+class _Set(NamedTuple):
+    """The examples of a split that are scored, in the order of their indices.
 
-    def __init__(self, which: np.ndarray, domains: Domains, full: Domains) -> None:
-        self.groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        self.domain = np.zeros(len(which), np.int64)
-        """The domain of each, or one of its domains."""
-        self.domain[self.groups.indices] = np.repeat(np.arange(len(domains)), domains.sizes)
+    Attributes:
+        which: their indices.
+        groups: the domains, as positions among them.
+        domain: the domain of each, or one of its domains.
+        sampled: how many of how many, where it is not all of them.
+        full_sizes: number of examples of each domain, where only a sample is scored.
+    """
+
+    which: np.ndarray
+    groups: Domains
+    domain: np.ndarray
+    sampled: tuple[int, int] | None
+    full_sizes: np.ndarray | None
+
+    @classmethod
+    def of(cls, domains: Domains, full: Domains) -> _Set:
+        which = domains.examples()
+        groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
+        domain = np.zeros(len(which), np.int64)
+        domain[groups.indices] = np.repeat(np.arange(len(domains)), domains.sizes)
         every = len(which) if domains is full else len(full.examples())
-        self.sampled = (len(which), every) if every > len(which) else None
-        self.full_sizes: np.ndarray | None = None
-        if self.sampled:
-            self.full_sizes = full.sizes[[full.number(name) for name in domains.names]]
+        if every == len(which):
+            return cls(which, groups, domain, None, None)
+        sizes = full.sizes[[full.number(name) for name in domains.names]]
+        return cls(which, groups, domain, (len(which), every), sizes)
 
 
 def _mean_loss(groups: Domains, losses: np.ndarray) -> float:
@@ -375,7 +400,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        model.train(modes[0][1])
         for module, mode in modes:
             module.training = mode
 
@@ -390,31 +414,22 @@ def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Do
     """About ``limit`` examples, equally many from each domain, chosen at random and the same ones every time.
 
     What is chosen depends on the examples' numbers alone, not on a seed. Each class gets its share of a
-    domain's sample: the r-th of its c examples, in random order, is at (r + u)/c with a random u in [0, 1),
-    and the first ones are taken. So the expected number is right for any class, and the actual one is off by
-    about one at most. With ten examples per class or more, every class is in the sample.
+    domain's sample, up to one example: of its examples, ordered by class and at random within a class, every
+    n-th is taken.
     """
-    count, entries = len(domains), domains.indices.astype(np.int64)
-    each = max(1, -(-limit // count))
-    domain = np.repeat(np.arange(count), domains.sizes)
-    label = np.zeros(len(entries), np.int64) if labels is None else labels[entries].astype(np.int64)
-    chance = key(SAMPLE, entries)
-    order = np.lexsort((chance, label, domain))
-    new = np.append(True, (np.diff(domain[order]) != 0) | (np.diff(label[order]) != 0))
-    stratum, starts = np.cumsum(new) - 1, np.flatnonzero(new)
-    sizes = np.diff(np.append(starts, len(order)))
-    offset = key(SAMPLE, domain[order][starts], label[order][starts]) / 2.0**64
-    rank = np.arange(len(order)) - starts[stratum]
-    place = (rank + offset[stratum]) / sizes[stratum]
-    classes = np.bincount(domain[order][starts], minlength=count)
-    place[(rank == 0) & (10 * classes <= each)[domain[order]]] = -1.0
-    taken = np.lexsort((chance[order], place, domain[order]))  # domains stay where they are
-    first = np.arange(len(order)) - domains.offsets[domain[order]] < each
-    keep = np.zeros(len(order), bool)
-    keep[order[taken[first]]] = True
-    if count > (most := max(limit, MOST_DOMAINS)):
-        keep &= np.isin(domain, np.argsort(key(SAMPLE, np.arange(count)), kind="stable")[:most])
-    return domains.filter(keep)
+    each, numbers = max(1, -(-limit // len(domains))), np.arange(len(domains))
+    if len(domains) > (most := max(limit, MOST_DOMAINS)):
+        numbers = np.sort(np.argsort(key(SAMPLE, numbers), kind="stable")[:most])
+    found = {}
+    for number in numbers:
+        own = domains.indices_of(int(number)).astype(np.int64)
+        if len(own) > each:
+            chance = key(SAMPLE, own)
+            own = own[np.lexsort((chance,) if labels is None else (chance, labels[own]))]
+            offset = float(key(SAMPLE, int(number), each)[0]) / 2.0**64
+            own = own[((np.arange(each) + offset) * len(own) / each).astype(np.int64)]
+        found[domains.names[number]] = np.sort(own)
+    return Domains.from_indices(found)
 
 
 class _InOrder:

@@ -1,4 +1,4 @@
-"""Whether a model, its data and an algorithm go together, found out before any training."""
+"""Whether a model, its data, a loss and an algorithm go together, found out before any training."""
 
 from __future__ import annotations
 
@@ -78,27 +78,15 @@ def examine(
     which = domains.indices[:2]
     if not isinstance(examples, InMemory):  # they may differ in size
         places = np.linspace(0, len(domains.indices) - 1, min(SIZED, len(domains.indices))).astype(int)
-        some = domains.indices[places]
-        which = np.repeat(max(some, key=lambda i: _numbers(batch_of(examples, [int(i)])[0])), 2)
+        largest_one = max(domains.indices[places], key=lambda i: _numbers(batch_of(examples, [int(i)])[0]))
+        which = np.repeat(largest_one, 2)
     x, y, *weight = to_device(batch_of(examples, which), device)
     x = finished(examples, x)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         _forward(model, x)  # gives them their shapes
     with Largest() as largest, preserve_state(model):
         output = _forward(model, x)
-    numbers = max(largest.numbers // len(y), _numbers(x))
-    classes = classes or data.classes
-    kind = _kind(data, classes, output, y)
-    if y.is_floating_point() and classes is not None:
-        raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
-    if not y.is_floating_point() and classes is None and isinstance(output, Tensor) and output.ndim:
-        classes = output[0].numel() if output.ndim < 3 else output.shape[1]
-        if output.ndim == 1 or classes == 1:
-            raise InputError(
-                "the model has one output and the labels are whole numbers, which are classes: give it one "
-                "output per class; for regression say task='regression' or make the targets floating; one "
-                "logit with loss=nn.BCEWithLogitsLoss() is task='multilabel'."
-            )
+    kind, classes = _kind(data, classes or data.classes, output, y)
     terms = None if loss is None else find_terms(loss)
     for split in data.splits.values():
         check_examples(examples, split, classes, ignored=terms.ignore_index if terms else None)
@@ -119,35 +107,47 @@ def examine(
         with preserve_state(model):
             width = _numbers(_forward(model.features, x))
     task = Task(domains=len(domains), classes=classes, features=width, kind=kind)
+    numbers = max(largest.numbers // len(y), _numbers(x))
     return Examined(task, default, x, y, output, numbers, bool(weight))
 
 
-def _kind(data: DomainData, classes: int | None, output: Any, y: Tensor) -> str:
-    """The task, by what the data say or else by the shapes of labels and outputs."""
-    if data.kind not in (None, "classification"):
-        if data.kind == "dense" and y.ndim < 2:
-            raise InputError(f"task='dense' needs a label per position, (B, …); labels are {tuple(y.shape)}.")
-        if data.kind in ("ordinal", "dense") and y.is_floating_point():
-            raise InputError(f"task={data.kind!r} and the labels are {y.dtype}; they must be integers.")
-        return str(data.kind)
-    if y.is_floating_point():
-        return "regression"
-    if y.ndim == 1 or not isinstance(output, Tensor):
-        if isinstance(output, Tensor) and output.ndim > 2:
-            raise InputError(
-                f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: one "
-                f"label per example needs outputs ({len(y)}, classes), one per position needs labels "
-                f"{(len(y), *output.shape[2:])}."
-            )
-        return "classification"
-    if output.ndim == y.ndim + 1:
-        return "dense"
-    same = output.shape == y.shape
-    several = "several labels of 0 or 1 are task='multilabel', several numbers floating targets (y.float())"
-    raise InputError(
-        f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: "
-        + (f"{several}." if same else f"a class per position needs outputs (B, classes, …); {several}.")
+def _kind(data: DomainData, classes: int | None, output: Any, y: Tensor) -> tuple[str, int | None]:
+    """The kind of the task and the classes, by what the data say or else by shapes of labels and outputs."""
+    kind, tensor = data.kind, isinstance(output, Tensor)
+    shapes = (
+        f"the model's output has shape {tuple(getattr(output, 'shape', ()))} and the labels {tuple(y.shape)}"
     )
+    if kind == "dense" and y.ndim < 2:
+        raise InputError(f"task='dense' needs a label per position, (B, …); labels are {tuple(y.shape)}.")
+    if kind in ("ordinal", "dense") and y.is_floating_point():
+        raise InputError(f"task={kind!r} and the labels are {y.dtype}; they must be integers.")
+    if y.is_floating_point():
+        if classes is not None:
+            raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
+        return (kind if kind not in (None, "classification") else "regression"), None
+    if kind in (None, "classification") and tensor and y.ndim == 1 and output.ndim > 2:
+        raise InputError(
+            f"{shapes}: one label per example needs outputs ({len(y)}, classes), one per position needs "
+            f"labels {(len(y), *output.shape[2:])}."
+        )
+    if kind in (None, "classification") and tensor and y.ndim > 1:
+        if output.ndim != y.ndim + 1:
+            several = (
+                "several labels of 0 or 1 are task='multilabel', several numbers floating targets (y.float())"
+            )
+            same = output.shape == y.shape
+            dense = "" if same else "a class per position needs outputs (B, classes, …); "
+            raise InputError(f"{shapes}: {dense}{several}.")
+        kind = "dense"
+    if classes is None and tensor and output.ndim:
+        classes = output[0].numel() if output.ndim < 3 else output.shape[1]
+        if output.ndim == 1 or classes == 1:
+            raise InputError(
+                "the model has one output and the labels are whole numbers, which are classes: give it one "
+                "output per class; for regression say task='regression' or make the targets floating; one "
+                "logit with loss=nn.BCEWithLogitsLoss() is task='multilabel'."
+            )
+    return kind or "classification", classes
 
 
 class Largest(TorchDispatchMode):
@@ -180,13 +180,13 @@ def _forward(model: nn.Module, x: Any) -> Any:
 
 def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
     """Methods that compare domains need at least two of them, and two a step."""
-    name = type(algorithm).__name__
+    name, each = type(algorithm).__name__, sampler.domains_per_step
     if algorithm.min_domains < 2:
         return
-    if sampler.domains_per_step > algorithm.task.domains:
+    if each > algorithm.task.domains:
         raise InputError(
-            f"{name} compares {algorithm.task.domains} domains; domains_per_step="
-            f"{sampler.domains_per_step} must be at most {algorithm.task.domains}."
+            f"{name} compares {algorithm.task.domains} domains; domains_per_step={each} must be at most "
+            f"{algorithm.task.domains}."
         )
     if sampler.draw == "regrouped":
         return
@@ -196,19 +196,17 @@ def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatc
             f"{name} compares domains and there is only one to train on ({only!r}); "
             "give at least two, or train with 'erm'."
         )
-    if sampler.domains_per_step < 2:
+    if each < 2:
         raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
 
 
 def why_unscored(found: Examined) -> str:
     """Why an evaluation could not compare outputs with the targets, or would broadcast; "" if it can."""
     output, y = found.output, found.y
+    if isinstance(output, Tensor) and (found.task.classes is not None or output.shape == y.shape):
+        return ""
     got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    if found.task.kind == "dense" and isinstance(output, Tensor):
-        return ""  # `examine` has compared them
-    if not isinstance(output, Tensor) or (found.task.classes is None and output.shape != y.shape):
-        return f"the model's output is {got} and the targets are {tuple(y.shape)}, which cannot be compared"
-    return ""
+    return f"the model's output is {got} and the targets are {tuple(y.shape)}, which cannot be compared"
 
 
 def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str | None) -> None:
@@ -217,27 +215,24 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
     ``divided`` says why batches are taken in pieces. The pieces of a loss whose terms are known are put
     together exactly; any other must be the plain mean of its examples' losses.
     """
-    terms = find_terms(loss)
+    terms, name = find_terms(loss), type(algorithm).__name__
     if terms is not None:
         _check_terms(loss, found)
     if found.weighted and terms is None:
         raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(loss)))
     if found.weighted and not algorithm.sample_weights:
         raise InputError(
-            f"{type(algorithm).__name__} does not take sample weights; leave them out, or train with "
-            "'fish', 'vrex' or 'erm'."
+            f"{name} does not take sample weights; leave them out, or train with 'fish', 'vrex' or 'erm'."
         )
     gathered = type(algorithm).objective is not Algorithm.objective
     by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
-    needs = None if gathered or by_parts else divided
-    _try_loss(loss, found, type(algorithm).__name__ if algorithm.plain_mean else needs)
+    _try_loss(loss, found, name if algorithm.plain_mean else None if gathered or by_parts else divided)
 
 
 def _check_terms(loss: Loss, found: Examined) -> None:
     """Refuses a loss of torch that does not go with the task."""
     terms, classes, kind = find_terms(loss), found.task.classes, found.task.kind
     assert terms is not None
-    weight = terms.class_weight
     if terms.function in PROBABILITIES and kind == "multilabel":
         raise InputError(
             f"loss is {shown_loss(loss)}, of probabilities; outputs are logits here: nn.BCEWithLogitsLoss()."
@@ -247,6 +242,7 @@ def _check_terms(loss: Loss, found: Examined) -> None:
             f"loss is {shown_loss(loss)} and the labels are whole numbers, which are {kind}: say "
             "task='multilabel' (0 and 1) or task='regression', or leave the loss out (cross-entropy)."
         )
+    weight = terms.class_weight
     if weight is not None and classes is not None and weight.numel() != classes:
         raise InputError(f"loss has {weight.numel()} class weights and there are {classes} classes.")
     if isinstance(found.output, Tensor):
@@ -260,14 +256,14 @@ def _check_terms(loss: Loss, found: Examined) -> None:
 
 def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     """Refuses a loss that is not one number, and where something ``needs`` it, one that is no plain mean."""
-    output, y = found.output, found.y
+    output, y, classes = found.output, found.y, found.task.classes
     if not isinstance(output, Tensor):
         return
-    count = min(found.task.classes or 8, MOST_CLASSES)
-    made = torch.Generator().manual_seed(0)
-    output = torch.randn((count, *output.shape[1:]), generator=made).to(output.device, output.dtype)
+    count = min(classes or 8, MOST_CLASSES)
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randn((count, *output.shape[1:]), generator=generator).to(output)
     numbers = torch.arange(count, device=y.device)
-    y = numbers.to(y.dtype) if found.task.classes and y.ndim == 1 else y[numbers % len(y)]
+    y = numbers.to(y.dtype) if classes and y.ndim == 1 else y[numbers % len(y)]
     try:
         with torch.no_grad():
             whole = loss(output, y)
@@ -277,8 +273,7 @@ def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     if not isinstance(whole, Tensor) or whole.numel() != 1:
         got = f"shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
         raise InputError(f"loss(output, y) must return one number, a mean over examples; got {got}.")
-    mean = sum(map(float, parts)) / count
-    if needs is not None and not math.isclose(float(whole), mean, rel_tol=1e-3, abs_tol=1e-5):
+    if needs and not math.isclose(float(whole), sum(map(float, parts)) / count, rel_tol=1e-3, abs_tol=1e-5):
         raise InputError(
             f"{needs} needs a loss that is the mean of its examples' losses, and this one is not (a class "
             "weight, ignore_index, or a sum): the result would depend on how batches are divided. Class "

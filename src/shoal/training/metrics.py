@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Function = Callable[[Array, Array, "Domains"], float]
 """A metric of the user's: a function of outputs, labels and groups, whose indices are positions in these."""
-CLASSES = ("classification", "ordinal")
-LABELS = (*CLASSES, "multilabel")
-COUNTED = (*LABELS, "dense")
 NONE: Array = np.empty(0)
 
 
@@ -88,6 +85,12 @@ class Outcome(NamedTuple):
     def group_points(self) -> Array:
         """Mean score of each group."""
         return group_means(self.groups, self.points, self.weights)
+
+    def rows(self, which: Array, groups: Domains | None = None) -> Outcome:
+        """The results on some of the examples."""
+        named = ("y", "points", "predicted", "output", "weights", "counts")
+        arrays = {n: v[which] for n in named if (v := getattr(self, n)) is not None and len(v)}
+        return self._replace(**arrays, groups=groups or self.groups, full_sizes=None)
 
     def in_units(self, mean: float, scale: float) -> Outcome:
         """Return the same results in the units of a label that was standardized to (label − mean) / scale.
@@ -136,16 +139,14 @@ def _mean(values: Array, weights: Array | None = None) -> float:
     return float(np.average(values, weights=weights)) if defined else math.nan
 
 
-Compute = Callable[[Outcome], Any]
-
-
 @dataclass(frozen=True)
 class Metric:
     """A metric of the results on a split.
 
     Attributes:
         name: name.
-        compute: function that computes it from an :class:`Outcome`.
+        compute: function that computes it from an :class:`Outcome` or, for a metric of groups, from the
+            values of the groups that count.
         tasks: kinds of task that it supports; none: all.
         needs: part of an :class:`Outcome` that it uses: points, class, output, counts or loss.
         higher: whether higher is better.
@@ -154,7 +155,7 @@ class Metric:
     """
 
     name: str
-    compute: Compute
+    compute: Callable[[Any], Any]
     tasks: tuple[str, ...] = ()
     needs: str = "points"
     higher: bool = True
@@ -163,41 +164,15 @@ class Metric:
 
     def __call__(self, outcome: Outcome) -> float:
         if self.tasks and self.needs in ("class", "output"):
-            if outcome.weights is not None:  # examples whose label is ignored do not count
-                some, named = outcome.weights > 0, outcome._asdict()
-                parts = {n: named[n][some] for n in ("y", "predicted", "output") if len(named[n])}
-                outcome = outcome._replace(**parts)
+            if outcome.weights is not None and self.by_group is None:  # without ignored labels
+                outcome = outcome.rows(outcome.weights > 0)
             if not len(outcome.y) or (self.needs == "output" and not np.isfinite(outcome.output).all()):
                 return math.nan
-        return float(self.compute(outcome))
-
-
-METRICS: dict[str, Metric] = {}
-CONSTANT = "predictions or truths are all equal, or one is not finite"
-ONE_CLASS = "all its examples are of one class, or an output is not finite"
-
-
-def _metric(name: str, *rest: Any, **more: Any) -> Callable[[Compute], Compute]:
-    """Registers a function as a metric; what follows the name are the fields of :class:`Metric`."""
-
-    def register(compute: Compute) -> Compute:
-        METRICS[name] = Metric(name, compute, *rest, **more)
-        return compute
-
-    return register
-
-
-def _group_metric(
-    name: str, by_group: Callable[[Outcome], Array], reduce: Any, *rest: Any, **more: Any
-) -> None:
-    """Registers a reduction of the values of the groups that count."""
-
-    @_metric(name, *rest, by_group=by_group, **more)
-    def compute(o: Outcome) -> float:
-        values = by_group(o)
-        if o.uncounted:
-            values = values[[name not in o.uncounted for name in o.groups.names]]
-        return float(reduce(values)) if not np.isnan(values).all() else math.nan
+        if self.by_group is None:
+            return float(self.compute(outcome))
+        values = self.by_group(outcome)
+        values = values[[name not in outcome.uncounted for name in outcome.groups.names]]
+        return math.nan if np.isnan(values).all() else float(self.compute(values))
 
 
 def _columns(values: Any) -> Array:
@@ -215,16 +190,7 @@ def _over_labels(measure: Callable[[Array, Array], float], y: Array, scores: Arr
     return _mean(values[~np.isnan(values)])
 
 
-def _points(o: Outcome) -> Array:
-    return o.group_points
-
-
-_metric("accuracy", COUNTED)(lambda o: o.average)
-_group_metric("worst-group accuracy", _points, np.nanmin, COUNTED)
-_group_metric("10th-percentile accuracy", _points, lambda values: np.nanpercentile(values, 10), COUNTED)
-
-
-def _f1(o: Outcome, average: str) -> Any:
+def _f1(o: Outcome, average: str = "macro") -> Any:
     from sklearn.metrics import f1_score
 
     if o.y.dtype.kind == "f":  # several labels
@@ -232,18 +198,12 @@ def _f1(o: Outcome, average: str) -> Any:
     return f1_score(o.y, o.predicted, labels=np.unique(o.y), average=average, zero_division=0)
 
 
-_metric("macro F1", LABELS, "class")(lambda o: _f1(o, "macro"))
-_metric("weighted F1", CLASSES, "class")(lambda o: _f1(o, "weighted"))
-
-
-@_metric("macro recall", CLASSES, "class")
 def _recall(o: Outcome) -> Any:
     from sklearn.metrics import recall_score
 
     return recall_score(o.y, o.predicted, labels=np.unique(o.y), average="macro", zero_division=0)
 
 
-@_metric("AUC", LABELS, "output", undefined=ONE_CLASS)
 def _auc(o: Outcome) -> Any:
     from scipy.special import logsumexp
 
@@ -253,7 +213,7 @@ def _auc(o: Outcome) -> Any:
     classes = [1] if scores.shape[1] == 2 else np.unique(o.y)
     # log p − log(1 − p) of the softmax, which is not rounded to p = 1.
     odds = (scores[:, c] - logsumexp(np.delete(scores, c, 1), axis=1) for c in classes)
-    return float(np.mean([_binary_auc(o.y == c, each) for c, each in zip(classes, odds, strict=True)]))
+    return np.mean([_binary_auc(o.y == c, each) for c, each in zip(classes, odds, strict=True)])
 
 
 def _binary_auc(positive: Array, scores: Array) -> Any:
@@ -262,10 +222,12 @@ def _binary_auc(positive: Array, scores: Array) -> Any:
     return roc_auc_score(positive, scores) if 0 < positive.sum() < len(positive) else math.nan
 
 
-_metric("class MAE", ("ordinal",), "class", higher=False)(lambda o: np.abs(o.predicted - o.y).mean())
+def _average_precision(o: Outcome) -> Any:
+    from sklearn.metrics import average_precision_score
+
+    return _over_labels(lambda t, s: average_precision_score(t, s) if t.any() else math.nan, o.y, o.output)
 
 
-@_metric("quadratic weighted kappa", ("ordinal",), "class", undefined="all is of one class")
 def _kappa(o: Outcome) -> Any:
     from sklearn.metrics import cohen_kappa_score
 
@@ -275,34 +237,12 @@ def _kappa(o: Outcome) -> Any:
     return cohen_kappa_score(o.y, o.predicted, labels=classes, weights="quadratic")
 
 
-@_metric("mean IoU", ("dense",), "counts")
 def _iou(o: Outcome) -> Any:
     right, true, claimed = o.counts.sum(0).astype(np.float64)
     some = true > 0
     return _mean(right[some] / (true + claimed - right)[some])
 
 
-_metric("exact match", ("multilabel",), "class")(
-    lambda o: (_columns(o.predicted) == _columns(o.y)).all(1).mean()
-)
-
-
-@_metric("mean average precision", ("multilabel",), "output", undefined="no label is 1 in some example")
-def _average_precision(o: Outcome) -> Any:
-    from sklearn.metrics import average_precision_score
-
-    return _over_labels(lambda t, s: average_precision_score(t, s) if t.any() else math.nan, o.y, o.output)
-
-
-REGRESSION = ("regression",)
-_metric("mse", REGRESSION, higher=False)(lambda o: o.average)
-_group_metric("worst-group mse", _points, np.max, REGRESSION, higher=False)  # NaN if an output is not finite
-_metric("MAE", REGRESSION, "output", higher=False)(
-    lambda o: np.abs(_columns(o.output) - _columns(o.y)).mean()
-)
-
-
-@_metric("R²", REGRESSION, "output", undefined=CONSTANT)
 def _r_squared(o: Outcome) -> Any:
     from sklearn.metrics import r2_score
 
@@ -310,7 +250,6 @@ def _r_squared(o: Outcome) -> Any:
     return math.nan if constant else r2_score(_columns(o.y), _columns(o.output))
 
 
-@_metric("Pearson r", REGRESSION, "output", undefined=CONSTANT)
 def _pearson(o: Outcome) -> float:
     return float(_by_column(_correlation, o.y, o.output).mean())
 
@@ -322,13 +261,57 @@ def _correlation(y: Array, output: Array) -> float:
         return float(np.corrcoef(y, output)[0, 1])
 
 
+def _group_points(o: Outcome) -> Array:
+    return o.group_points
+
+
 def _group_pearson(o: Outcome) -> Array:
-    parts = map(o.groups.indices_of, range(len(o.groups)))
-    return np.array([_pearson(o._replace(y=o.y[p], output=o.output[p])) for p in parts])
+    return np.array([_pearson(o.rows(o.groups.indices_of(n))) for n in range(len(o.groups))])
 
 
-_group_metric("worst-group Pearson r", _group_pearson, np.nanmin, REGRESSION, "output", undefined=CONSTANT)
-_metric("loss", (), "loss", higher=False)(lambda o: math.nan if o.loss is None else o.loss)
+CLASSES, REGRESSION = ("classification", "ordinal"), ("regression",)
+LABELS = (*CLASSES, "multilabel")
+COUNTED = (*LABELS, "dense")
+CONSTANT = "predictions or truths are all equal, or one is not finite"
+ONE_CLASS = "all its examples are of one class, or an output is not finite"
+_EVERY = (
+    Metric("accuracy", lambda o: o.average, COUNTED),
+    Metric("worst-group accuracy", np.nanmin, COUNTED, by_group=_group_points),
+    Metric("10th-percentile accuracy", lambda v: np.nanpercentile(v, 10), COUNTED, by_group=_group_points),
+    Metric("macro F1", _f1, LABELS, "class"),
+    Metric("weighted F1", lambda o: _f1(o, "weighted"), CLASSES, "class"),
+    Metric("macro recall", _recall, CLASSES, "class"),
+    Metric("AUC", _auc, LABELS, "output", undefined=ONE_CLASS),
+    Metric("class MAE", lambda o: np.abs(o.predicted - o.y).mean(), ("ordinal",), "class", higher=False),
+    Metric("quadratic weighted kappa", _kappa, ("ordinal",), "class", undefined="all is of one class"),
+    Metric("mean IoU", _iou, ("dense",), "counts"),
+    Metric(
+        "exact match",
+        lambda o: (_columns(o.predicted) == _columns(o.y)).all(1).mean(),
+        ("multilabel",),
+        "class",
+    ),
+    Metric(
+        "mean average precision",
+        _average_precision,
+        ("multilabel",),
+        "output",
+        undefined="no label is 1 in some example",
+    ),
+    Metric("mse", lambda o: o.average, REGRESSION, higher=False),
+    # NaN if an output is not finite
+    Metric("worst-group mse", np.max, REGRESSION, higher=False, by_group=_group_points),
+    Metric(
+        "MAE", lambda o: np.abs(_columns(o.output) - _columns(o.y)).mean(), REGRESSION, "output", higher=False
+    ),
+    Metric("R²", _r_squared, REGRESSION, "output", undefined=CONSTANT),
+    Metric("Pearson r", _pearson, REGRESSION, "output", undefined=CONSTANT),
+    Metric(
+        "worst-group Pearson r", np.nanmin, REGRESSION, "output", by_group=_group_pearson, undefined=CONSTANT
+    ),
+    Metric("loss", lambda o: math.nan if o.loss is None else o.loss, (), "loss", higher=False),
+)
+METRICS = {each.name: each for each in _EVERY}
 
 
 def metric(wanted: str | Function) -> Metric:
@@ -356,11 +339,7 @@ def metric(wanted: str | Function) -> Metric:
 
 
 def default_metric(kind: str) -> str:
-    """Return the name of the default metric.
-
-    Args:
-        kind: kind of the task.
-    """
+    """Return the name of the default metric of a kind of task."""
     return "mse" if kind == "regression" else "accuracy"
 
 

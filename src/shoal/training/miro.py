@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import takewhile
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 from shoal.data.batch import tensors_in
 from shoal.errors import InputError
 from shoal.models.calling import call
+from shoal.models.feature_model import FeatureModel
 from shoal.models.layers import find_layers
 from shoal.penalties import miro
 
@@ -48,29 +48,24 @@ class Miro(nn.Module):
     def __init__(self, model: nn.Module, head: nn.Module, weight: float, x: Any) -> None:
         super().__init__()
         self.weight = weight
-        layers = _layers(model, head, x)
-        if not layers:
+        # Of a FeatureModel only the features are called for some algorithms. In a tuple: not a part of this.
+        inside = "features" if isinstance(model, FeatureModel) else ""
+        self._trained = (model.get_submodule(inside),)
+        found = {n.removeprefix(inside).lstrip("."): z for n, z in _layer_outputs(model, head, x).items()}
+        if not found:
             raise InputError(
                 f"miro={weight:g} compares the features of layers, and {type(model).__name__} has none below "
                 "its head."
             )
-        count = min(LAYERS, len(layers))
-        chosen = [layers[round(i * (len(layers) - 1) / max(1, count - 1))] for i in range(count)]
-        # What they have in common begins where the inputs are the same: after a random augmentation, say.
-        paths = [name.split(".")[:-1] for name in chosen]
-        inside = ".".join(parts[0] for parts in takewhile(_same, zip(*paths, strict=False)))
-        self.names = [name.removeprefix(inside).removeprefix(".") for name in chosen]
-        self._trained = (model.get_submodule(inside),)  # in a tuple: not a part of this module
+        names, count = list(found), min(LAYERS, len(found))
+        self.names = [names[round(i * (len(names) - 1) / max(1, count - 1))] for i in range(count)]
+        self.pretrained = copy.deepcopy(self._trained[0]).requires_grad_(False).eval()
+        begin, like = math.log(math.expm1(FIRST - LEAST)), next(model.parameters())
+        self.variances = nn.ParameterList(
+            torch.full(_channels(found[n]), begin, device=like.device, dtype=like.dtype) for n in self.names
+        )
         self._found: list[tuple[int, Tensor]] = []
         self._collects = False
-        self.pretrained = copy.deepcopy(self._trained[0]).requires_grad_(False)
-        self.train()
-        shapes = self._shapes(model, x)
-        begin = math.log(math.expm1(FIRST - LEAST))
-        like = next(model.parameters())
-        self.variances = nn.ParameterList(
-            torch.full(shape, begin, device=like.device, dtype=like.dtype) for shape in shapes
-        )
 
     def train(self, mode: bool = True) -> Miro:
         """The pretrained copy is always in evaluation mode."""
@@ -78,26 +73,11 @@ class Miro(nn.Module):
         self.pretrained.eval()
         return self
 
-    def _shapes(self, model: nn.Module, x: Any) -> list[tuple[int, ...]]:
-        """Of σ²: one number per channel, the second dimension of images and the last one of tokens."""
-        mode = model.training
-        with torch.no_grad(), _outputs(self._trained[0], self.names) as found:
-            call(model.eval(), x)
-        model.train(mode)
-        shapes = []
-        for z in found.values():
-            at = 1 if z.ndim == 4 else z.ndim - 1
-            shapes.append(tuple(n if i == at else 1 for i, n in enumerate(z.shape)))
-        if len(shapes) < len(self.names):
-            raise InputError(f"miro={self.weight:g}: some of the layers {self.names} return no tensor.")
-        return shapes
-
     def own_rate(self, optimizer: Optimizer) -> None:
         """Gives the variances their learning rate, in a group of parameters of their own."""
         own = set(self.variances)
         for group in list(optimizer.param_groups):
-            mine = [p for p in group["params"] if p in own]
-            if mine:
+            if mine := [p for p in group["params"] if p in own]:
                 group["params"] = [p for p in group["params"] if p not in own]
                 optimizer.param_groups.append({**group, "params": mine, "lr": RATE * group["lr"]})
         optimizer.param_groups[:] = [g for g in optimizer.param_groups if g["params"]]
@@ -106,32 +86,22 @@ class Miro(nn.Module):
     def recording(self) -> Iterator[None]:
         """Hooks are attached to the model while it trains, and to no copy of it."""
         trained = self._trained[0]
-        before = trained.register_forward_pre_hook(self._begin, with_kwargs=True)
-        after = trained.register_forward_hook(self._end, with_kwargs=True)
-        self._open: ExitStack | None = None
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._collects:
-            self._open = ExitStack()
-            self._outputs = self._open.enter_context(_outputs(module, self.names))
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self._collects:
+                with torch.no_grad(), _outputs(self.pretrained, self.names) as known:
+                    self.pretrained(*args, **kwargs)
+                pairs = zip(self.names, self.variances, strict=True)
+                parts = [miro(found[name], known[name], softplus(b) + LEAST) for name, b in pairs]
+                self._found.append((len(found[self.names[0]]), torch.stack(parts).sum()))
+            found.clear()
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._open is None:
-            return
-        self._open.close()
-        self._open = None
-        with torch.no_grad(), _outputs(self.pretrained, self.names) as known:
-            self.pretrained(*args, **kwargs)
-        parts = [
-            miro(self._outputs[name], known[name], softplus(b) + LEAST)
-            for name, b in zip(self.names, self.variances, strict=True)
-        ]
-        self._found.append((len(self._outputs[self.names[0]]), torch.stack(parts).sum()))
+        with _outputs(trained, self.names) as found:
+            handle = trained.register_forward_hook(after, with_kwargs=True)
+            try:
+                yield
+            finally:
+                handle.remove()
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -151,23 +121,24 @@ class Miro(nn.Module):
         return self.weight * torch.stack([value * (size / total) for size, value in found]).sum()
 
 
-def _layers(model: nn.Module, head: nn.Module, x: Any) -> list[str]:
-    """One module of each layer below the head: the last whose output is not pooled, or the last."""
+def _layer_outputs(model: nn.Module, head: nn.Module, x: Any) -> dict[str, Tensor]:
+    """What each layer below the head returns: its last part whose output is not pooled, or the last."""
     parts = [[name for name, _ in layer] for layer in find_layers(model, head).layers]
     mode = model.training
     with torch.no_grad(), _outputs(model, [name for names in parts for name in names]) as found:
         call(model.eval(), x)
     model.train(mode)
-    result = []
+    chosen = []
     for names in parts:
         seen = [name for name in names if name in found]
-        maps = [name for name in seen if found[name][0, 0].numel() > 1]
-        result += (maps or seen)[-1:]
-    return result
+        chosen += ([name for name in seen if found[name][0, 0].numel() > 1] or seen)[-1:]
+    return {name: found[name] for name in chosen}
 
 
-def _same(parts: Sequence[str]) -> bool:
-    return len(set(parts)) == 1
+def _channels(z: Tensor) -> tuple[int, ...]:
+    """The shape of one number per channel: the second dimension of images, the last one of tokens."""
+    at = 1 if z.ndim == 4 else z.ndim - 1
+    return tuple(n if i == at else 1 for i, n in enumerate(z.shape))
 
 
 @contextmanager
@@ -175,13 +146,13 @@ def _outputs(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tens
     """What the layers called ``names`` return in a forward pass of ``module``, by name."""
     found: dict[str, Tensor] = {}
 
-    def keep(name: str, output: Any) -> None:
+    def record(name: str, output: Any) -> None:
         first = next(iter(tensors_in(output)), None)
         if first is not None and first.ndim > 1:
             found[name] = first
 
     handles = [
-        module.get_submodule(name).register_forward_hook(lambda m, x, y, name=name: keep(name, y))
+        module.get_submodule(name).register_forward_hook(lambda m, x, y, name=name: record(name, y))
         for name in names
     ]
     try:

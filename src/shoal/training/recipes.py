@@ -116,56 +116,55 @@ class Job:
 
     def run(self, journal: Journal | None = None) -> Point:
         """Trains, or resumes; the model then has the selected weights."""
-        began, setup = time.monotonic(), self.setup
+        began, retrain = time.monotonic(), self.setup.options["retrain"]
         try:
-            if not setup.options["retrain"]:
-                _run(self.warm, journal)
-                return self.trainer.run(journal)
-            initial = _initial_weights(setup, journal)
+            initial = _initial_weights(self.setup, journal) if retrain else {}
             _run(self.warm, journal)
             self.trainer.run(journal)
-            setup.model.load_state_dict(initial)
-            again = Setup(
-                type(setup.algorithm),
-                setup.model,
-                with_validation(replace(setup.data, examples=setup.examples)),
-                self._retrain_options(),
-                "retraining",
-                "retrain",
-                setup.processes,
-                horizon=setup.task.steps,
-            )
-            self.retraining = Trainer(again)
-            _run(_warm_start(again, "retrain warm start"), journal)
-            _run(self.retraining, journal)
+            if retrain:
+                self.setup.model.load_state_dict(initial)
+                self._retrain(journal)
             return self.selected[0]
         finally:
             self.seconds = max(time.monotonic() - began, self.trainer.seconds)
 
-    def _retrain_options(self) -> FitOptions:
-        """For as many steps as the selected weights were trained, averaged over the same steps.
+    def _retrain(self, journal: Journal | None) -> None:
+        """Trains on training and validation examples for as many steps as the selected weights took.
 
-        This is the last part of ERM++ (Teterwak et al., ERM++: An Improved Baseline for Domain
-        Generalization, 2023): validation has said for how long to train, and all data are trained on.
+        Weights are averaged over the same steps, and interpolated alike. This is the last part of ERM++
+        (Teterwak et al., ERM++: An Improved Baseline for Domain Generalization, 2023).
         """
-        search, options = self.trainer.selection, self.setup.options
-        steps, average = search.selected[0].step, options["average"] or ""
-        if average.startswith("swad"):
-            first, steps = (search.average and search.average.span) or (steps + 1, steps)
+        setup, search = self.setup, self.trainer.selection
+        steps, average = search.selected[0].step, setup.options["average"] or ""
+        if average.startswith(("swad", "sma")):  # none, if the selected weights are from before it
+            first = search.average.start if search.average else 0
+            if average.startswith("swad"):
+                first, steps = (search.average and search.average.span) or (steps + 1, steps)
             average = f"sma:{first}" if first <= steps else ""
-        elif average.startswith("sma"):  # unless the selected weights are from before the averaging
-            start = search.average.start if search.average else 0
-            average = f"sma:{start}" if start <= steps else ""
-        warm = options["warm_start"]
+        warm = setup.options["warm_start"]
         if self.warm is not None:
             number, kind = self.warm.selection.selected_step, str(warm).partition(":")[0]
             warm = f"{kind}:{number}" if kind.startswith("head") else number
-        return {
-            **options,
+        options: FitOptions = {
+            **setup.options,
             **{"steps": steps, "average": average or None, "warm_start": warm, "eval_every": steps},
             "wise_ft": search.interpolation.get("alpha"),
             **{"patience": None, "track_every": None, "retrain": False, "select": "last"},
         }
+        data = with_validation(replace(setup.data, examples=setup.examples))
+        again = Setup(
+            type(setup.algorithm),
+            setup.model,
+            data,
+            options,
+            "retraining",
+            "retrain",
+            setup.processes,
+            horizon=setup.task.steps,
+        )
+        self.retraining = Trainer(again)
+        _run(_warm_start(again, "retrain warm start"), journal)
+        _run(self.retraining, journal)
 
     @property
     def selected(self) -> tuple[Point, str]:
@@ -214,26 +213,21 @@ def _warm_start(setup: Setup, stage: str) -> Trainer | None:
         return None
     kind, _, number = start.partition(":") if isinstance(start, str) else ("", "", "")
     one_pass = max(1, -(-len(setup.data.splits["train"].examples()) // options["batch_size"]))
-    plateau, released = kind == "plateau", kind == "head-train"
-    if kind == "head":
-        steps = int(number or max(1, options["steps"] // 10))
-    elif released:
-        steps = int(number or RELEASED_HEAD_STEPS)
-    elif plateau:
-        steps = 100 * one_pass
-    else:
-        steps = start if isinstance(start, int) else max(1, round(float(start) * one_pass))
+    released = kind == "head-train"
     changed: FitOptions = {
         **options,
         **{"warm_start": None, "schedule": None, "average": None, "wise_ft": None, "miro": None},
         **{"l2_sp": None, "retrain": False, "track_every": None, "track_after": False, "settings": {}},
         **({} if released else {"draw": None, "domains_per_step": 1}),
-        "steps": steps,
-        "patience": 5 if plateau else None,
-        "select": "best" if plateau else "last",
-        "eval_every": max(1, one_pass // 10) if plateau else steps,
     }
-    only = _probed_head(setup) if kind.startswith("head") else None
+    if kind == "plateau":
+        changed |= {"steps": 100 * one_pass, "eval_every": max(1, one_pass // 10)}
+        changed |= {"patience": 5, "select": "best"}
+    else:
+        usual = {"head": max(1, options["steps"] // 10), "head-train": RELEASED_HEAD_STEPS}
+        steps = int(number or usual[kind]) if isinstance(start, str) else start
+        steps = steps if isinstance(steps, int) else max(1, round(steps * one_pass))  # a fraction of a pass
+        changed |= {"steps": steps, "eval_every": steps, "patience": None, "select": "last"}
     warm = Setup(
         "erm",
         setup.model,
@@ -242,26 +236,23 @@ def _warm_start(setup: Setup, stage: str) -> Trainer | None:
         label=stage,
         stage=stage,
         processes=setup.processes,
-        only=only,
+        only=_head(setup) if kind.startswith("head") else None,
         frozen="train" if released else "eval",
     )
     return Trainer(warm, last=False)
 
 
-def _probed_head(setup: Setup) -> nn.Module:
+def _head(setup: Setup) -> nn.Module:
     """The head of the model, to be trained alone."""
-    model, option = setup.model, f"warm_start={setup.options['warm_start']!r}"
     try:
-        head = find_head(model, setup.example)
+        head = find_head(setup.model, setup.example)
     except InputError as error:
-        raise InputError(f"{option} trains only the head: {error}") from error
-    own = set(head.parameters())
-    if not any(p.requires_grad for p in own):
-        raise InputError(f"{option} trains only the head, and no parameter of it requires a gradient.")
-    if own.issuperset(model.parameters()):
-        raise InputError(
-            f"{option} trains only the head, and {type(model).__name__} has no other parameters."
-        )
+        raise InputError(f"trains only the head: {error}", "warm_start") from error
+    if not any(p.requires_grad for p in head.parameters()):
+        raise InputError("trains only the head, and no parameter of it requires a gradient.", "warm_start")
+    if set(head.parameters()).issuperset(setup.model.parameters()):
+        name = type(setup.model).__name__
+        raise InputError(f"trains only the head, and {name} has no other parameters.", "warm_start")
     return head
 
 

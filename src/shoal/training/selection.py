@@ -16,15 +16,14 @@ from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
 from shoal.training.averaging import (
     SWAD,
-    OnlineSMA,
     applied,
-    has_batchnorm,
+    batchnorm_in_training,
     interpolate,
     make_average,
     refresh_batchnorm,
 )
 from shoal.training.callbacks import Callback, Point, State
-from shoal.training.evaluate import Scores, snapshot
+from shoal.training.evaluate import snapshot
 
 if TYPE_CHECKING:
     from shoal.training.trainer import Trainer
@@ -37,21 +36,25 @@ ALPHAS = tuple(n / 10 for n in range(11))
 
 
 class Selection(Callback):
-    """Evaluates the model, keeps the weights that are to be selected, and says when to stop."""
+    """Evaluates the model, keeps the weights that are to be selected, and says when to stop.
+
+    Attributes:
+        average: the average of weights, if there is one.
+        best: the best evaluation on validation, and its weights.
+        final: at the end, the averaged or interpolated weights, and their evaluation.
+        start: the weights at the start, if they are to be interpolated with (WiSE-FT).
+        interpolation: its ``alpha``, and the validation ``scores`` of those that were tried.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.setup, self.state, self.watched = trainer.setup, trainer.state, trainer.watched
         self.average = make_average(self.setup.options["average"], self.setup.options["steps"])
         self.best: tuple[Point, Weights] | None = None
         self.final: tuple[Point, Weights] | None = None
-        """Averaged or interpolated weights, at the end."""
         self.start: Weights | None = None
-        """The weights at the start, if they are to be interpolated with (WiSE-FT)."""
         self.interpolation: dict[str, Any] = {}
-        """By which ``alpha``, and the validation ``scores`` of those that were tried."""
         self._refreshing: MetaBatchLoader | None = None
-        if (note := self._few_evaluations()) and self.setup.processes.main:
-            warnings.warn(note, stacklevel=3)
+        self._warn()
 
     # During the training
 
@@ -62,29 +65,33 @@ class Selection(Callback):
             self.start = snapshot(self.setup.model)
         if self.setup.l2_sp is not None:
             self.setup.l2_sp.begin()
-        if isinstance(self.average, OnlineSMA):
+        if self.average is not None:
             self.average.begin(self.setup.model)
 
     def on_step(self, state: State) -> None:
-        if self.average is None:
-            return
-        self.average.update(state.step, self.setup.engine.params)
-        if isinstance(self.average, OnlineSMA) and self.average.buffers:
-            assert state.batch is not None
-            with self.setup.engine.autocast():
-                self.average.track(self.setup.model, self.setup.engine.params, state.batch.x)
+        setup, average = self.setup, self.average
+        if average is not None:
+            average.update(state.step, setup.engine.params)
+            if average.buffers:
+                assert state.batch is not None
+                with setup.engine.autocast():
+                    average.track(setup.model, setup.engine.params, state.batch.x)
 
     def evaluate(self, loss: float) -> Point:
         """The scores at this step, with the mean ``loss`` since the point before; keeps the best weights."""
         setup, step = self.setup, self.state.step
-        with self._averaged(), self.watched("evaluating"):
-            scores = setup.evaluator(setup.model)
+        with self._averaged():
+            scores = self._scores()
             point = Point(step, step * setup.sampler.domains_per_step, loss, scores)
             if setup.select == "best" and (self.best is None or _better(point, self.best[0])):
                 self.best = (point, snapshot(setup.model))
         if self.average is not None:
             self.average.evaluated(step, scores["validation"].loss if "validation" in scores else None)
         return point
+
+    def _scores(self) -> Any:
+        with self.watched("evaluating"):
+            return self.setup.evaluator(self.setup.model)
 
     @property
     def stop(self) -> bool:
@@ -97,8 +104,7 @@ class Selection(Callback):
     def _best_so_far(self) -> int:
         best, history = 0, self.state.history
         for i, point in enumerate(history):
-            if _better(point, history[best]):
-                best = i
+            best = i if _better(point, history[best]) else best
         return best
 
     @property
@@ -116,18 +122,19 @@ class Selection(Callback):
         if weights is None:
             yield
             return
-        params, buffers = self.setup.engine.params, list(model.buffers())
-        online = average.buffers if isinstance(average, OnlineSMA) else None
-        with applied([*params, *buffers], [*weights, *(online or buffers)]):
-            if online is None and has_batchnorm(model):
+        buffers, own = list(model.buffers()), average.buffers if average else None
+        with applied([*self.setup.engine.params, *buffers], [*weights, *(own or buffers)]):
+            if own is None:
                 self.refresh()
             yield
 
     def refresh(self) -> None:
         """BatchNorm's statistics from training data under the present weights."""
-        setup = self.setup
+        setup, options = self.setup, self.setup.options
+        if not batchnorm_in_training(setup.model):
+            return
         if self._refreshing is None:
-            train, options = setup.data.splits["train"], setup.options
+            train = setup.data.splits["train"]
             sampler = DomainBatchSampler(train, options["batch_size"], 1, draw="pooled", seed=options["seed"])
             self._refreshing = setup.loader(sampler, 0, stop=min(REFRESH_BATCHES, sampler.steps))
         with setup.engine.autocast(), self.watched(REFRESHING):
@@ -135,8 +142,7 @@ class Selection(Callback):
         if setup.processes.count > 1:
             buffers = [b for b in setup.model.buffers() if b.is_floating_point()]
             with torch.no_grad():
-                for buffer, mean in zip(buffers, setup.engine.average(buffers), strict=True):
-                    buffer.copy_(mean)
+                torch._foreach_copy_(buffers, setup.engine.average(buffers))
 
     def _inputs(self, batches: MetaBatchLoader) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -154,11 +160,9 @@ class Selection(Callback):
             with self._averaged(always=True):
                 point = self.state.history[-1]
                 if not average.running:
-                    with self.watched("evaluating"):
-                        point = replace(point, scores=self.setup.evaluator(model))
+                    point = replace(point, scores=self._scores())
                 self.final = (point, snapshot(model))
-            if (note := self._no_start()) and self.setup.processes.main:
-                warnings.warn(note, stacklevel=2)
+            self._warn()
         if self.start is not None:
             self._interpolate(self.start)
 
@@ -169,17 +173,17 @@ class Selection(Callback):
         """
         setup, model, alpha = self.setup, self.setup.model, self.setup.options["wise_ft"]
         point, _ = self.selected
-        kept = self.final or self.best
-        end = kept[1] if kept else snapshot(model)
+        chosen = self.final or self.best
+        end = chosen[1] if chosen else snapshot(model)
 
         def put(alpha: float) -> None:
             model.load_state_dict(interpolate(start, end, alpha) if alpha else start)
             model.train()
-            if 0 < alpha < 1 and has_batchnorm(model):
+            if 0 < alpha < 1:
                 self.refresh()
 
         if alpha == "validation":
-            limit, found = setup.options["eval_limit"], dict[float, Scores]()
+            limit, found = setup.options["eval_limit"], {}
             evaluator = setup.evaluator_of(["validation"], {"validation": limit} if limit else None)
             with closing(evaluator.loader):
                 for each in ALPHAS:
@@ -187,15 +191,14 @@ class Selection(Callback):
                     with self.watched("evaluating"):
                         found[each] = evaluator(model)["validation"]
             alpha = ALPHAS[-1]
-            for each in reversed(ALPHAS):  # of equal ones the largest is kept
+            for each in reversed(ALPHAS):  # of equal ones the largest
                 alpha = each if found[each].better_than(found[alpha]) else alpha
-            values = {a: found[a].selection_score for a in ALPHAS}
-            self.interpolation["scores"] = {f"{a:g}": v if isfinite(v) else None for a, v in values.items()}
+            values = {f"{a:g}": found[a].selection_score for a in ALPHAS}
+            self.interpolation["scores"] = {a: v if isfinite(v) else None for a, v in values.items()}
         assert isinstance(alpha, float)
         put(alpha)
         if alpha < 1:
-            with self.watched("evaluating"):
-                point = replace(point, scores=setup.evaluator(model))
+            point = replace(point, scores=self._scores())
         self.final = (point, snapshot(model))
         self.interpolation["alpha"] = alpha
 
@@ -216,45 +219,43 @@ class Selection(Callback):
             rule += f" ({name} found no start)"
         if (alpha := self.interpolation.get("alpha")) is not None:
             rule += f", interpolated by {alpha:g} from the start"
-        kept = self.final or self.best
-        return (kept[0] if kept else self.state.history[-1]), rule
+        chosen = self.final or self.best
+        return (chosen[0] if chosen else self.state.history[-1]), rule
 
     def restore(self) -> Point:
         """Puts the selected weights into the model, ready to predict, and says where they come from."""
         self.setup.model.eval()
-        if kept := self.final or self.best:
-            self.setup.model.load_state_dict(kept[1])
+        if chosen := self.final or self.best:
+            self.setup.model.load_state_dict(chosen[1])
         return self.selected[0]
 
     @property
     def notes(self) -> dict[str, str]:
-        """What a reader of the record must know of the averaged weights."""
-        found = " ".join(filter(None, (self._few_evaluations(), self._no_start())))
-        return {"average": found.removesuffix(".")} if found else {}
+        """What a reader of the record must know of averaged weights."""
+        return {"average": note.removesuffix(".")} if (note := self._swad_note()) else {}
 
-    def _few_evaluations(self) -> str:
-        """What is wrong where SWAD could not find an end in so few evaluations."""
-        average, steps = self.average, self.setup.options["steps"]
-        count = -(-steps // self.setup.eval_every)
-        if not isinstance(average, SWAD) or count >= average.converge + average.tolerate:
+    def _swad_note(self) -> str:
+        """That SWAD has too few evaluations to end, or that its rule found no start."""
+        average, steps, every = self.average, self.setup.options["steps"], self.setup.eval_every
+        if not isinstance(average, SWAD):
             return ""
-        start, end = average.converge, average.converge + average.tolerate
-        return (
-            f"average='swad' has {count} evaluations (steps={steps:,}, "
-            f"eval_every={self.setup.eval_every:,}); it needs {start} to find a start and {end} to find an "
-            f"end. Set eval_every={max(1, steps // 50)}."
-        )
-
-    def _no_start(self) -> str:
-        """Which weights SWAD takes where its rule found no start."""
-        average, count = self.average, len(self.state.history)
-        if not isinstance(average, SWAD) or average.started or self.final is None or average.span is None:
+        needed, count = average.converge + average.tolerate, -(-steps // every)
+        if count < needed:
+            return (
+                f"average='swad' needs {needed} evaluations and has {count} (steps={steps:,}, "
+                f"eval_every={every:,}); set eval_every={max(1, steps // 50)}."
+            )
+        if average.started or average.span is None or self.state.step < steps:
             return ""
         return (
             f"swad found no start in {count:,} evaluations: none was followed by {average.converge - 1} "
             f"without a lower validation loss. The result is the mean over steps {average.span[0]:,} to "
             f"{average.span[1]:,}. Train for longer, or set a smaller eval_every."
         )
+
+    def _warn(self) -> None:
+        if (note := self._swad_note()) and self.setup.processes.main:
+            warnings.warn(note, stacklevel=4)
 
     # Saving
 
@@ -271,14 +272,16 @@ class Selection(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Once the history is there."""
-        device = self.setup.device
         if state["best"] is not None:
             point = next(p for p in self.state.history if p.step == state["best"]["step"])
-            self.best = point, {k: v.to(device) for k, v in state["best"]["weights"].items()}
+            self.best = point, self._on_device(state["best"]["weights"])
         if state["start"] is not None:
-            self.start = {k: v.to(device) for k, v in state["start"].items()}
+            self.start = self._on_device(state["start"])
         if self.average is not None:
             self.average.load_state_dict(state["average"], self.setup.engine.params)
+
+    def _on_device(self, weights: Weights) -> Weights:
+        return {name: value.to(self.setup.device) for name, value in weights.items()}
 
 
 def _better(one: Point, other: Point) -> bool:

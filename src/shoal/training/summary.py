@@ -81,11 +81,16 @@ def describe(setup: Setup, where: bool = True) -> dict[str, Any]:
 
 
 def model_files(
-    setup: Setup, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], config: Mapping[str, Any]
+    setup: Setup,
+    recipe: Mapping[str, Any] | None,
+    record: Mapping[str, Any],
+    config: Mapping[str, Any],
+    calibration: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
     """The files of a trained model, by name, without its weights.
 
     ``recipe`` is the model's ``name`` and ``options``; ``None`` for a network of the user's own.
+    ``calibration`` is that of :mod:`shoal.training.calibration`.
     """
     examples: Any = evaluation_view(setup.examples)
     with seeded(setup.options["seed"]):  # reading an example may draw random numbers
@@ -94,7 +99,8 @@ def model_files(
     if isinstance(x, torch.Tensor):
         shape, numbers = shape or list(x.shape), str(x.dtype).removeprefix("torch.")
     content, files = about(setup.data, setup.model, recipe, setup.task.classes, shape, numbers)
-    return with_card({**content, "task": setup.task.kind}, files, setup.data, record, config)
+    content |= {"task": setup.task.kind, "calibration": calibration}
+    return with_card(content, files, setup.data, record, config)
 
 
 def about(
