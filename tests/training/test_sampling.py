@@ -16,7 +16,7 @@ from shoal.data import Domains, Task, TensorData
 from shoal.training.evaluate import MOST_DOMAINS, Evaluator, sample
 from shoal.training.examine import examine
 from shoal.training.options import complete
-from shoal.training.setup import ON_CPU, TRAIN_SAMPLE, Setup
+from shoal.training.setup import NUMBERS, TRAIN_SAMPLE, Setup
 
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
@@ -113,13 +113,13 @@ class TestBatch:
             t: batch_of(Convolved(), images(t))
             for t in (torch.float32, torch.uint8, torch.int16, torch.bool, torch.float64)
         }
-        assert set(found.values()) == {ON_CPU // (64 * 62 * 62)}
+        assert set(found.values()) == {NUMBERS["cpu"] // (64 * 62 * 62)}
 
     def test_of_tokens_and_small_inputs(self) -> None:
         y = torch.arange(8) % 2
         ids = {n: (torch.randint(50, (8, 100)), y) for n in "ab"}
         assert batch_of(Tokens(16), ids) == 1024
-        assert batch_of(Tokens(20_000), ids) == ON_CPU // (100 * 20_000)
+        assert batch_of(Tokens(20_000), ids) == NUMBERS["cpu"] // (100 * 20_000)
 
     def test_of_inputs_of_different_length(self) -> None:
         """The first two are short."""
@@ -134,7 +134,7 @@ class TestBatch:
         data = {n: (torch.randn(8, 2), y) for n in "ab"}
         assert batch_of(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), data) == 1024
         wide = nn.Sequential(nn.Linear(2, 5000), nn.Linear(5000, 5000), nn.Linear(5000, 2))
-        assert batch_of(wide, data) == ON_CPU // 5000
+        assert batch_of(wide, data) == NUMBERS["cpu"] // 5000
 
     def test_where_it_does_not_fit(self) -> None:
         class Small(nn.Module):

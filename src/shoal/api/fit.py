@@ -23,7 +23,6 @@ from shoal.experiments.record import PYTHON, RunRecord
 from shoal.losses import BINARY, find_terms
 from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
-from shoal.training import predictions as written
 from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point
 from shoal.training.evaluate import Scores
@@ -281,8 +280,10 @@ def fit(
         result = run(job, journal)
         result._files = functools.partial(result._files, calibrated(job.setup))
         if name := full["predictions"]:
+            from shoal.training import predictions
+
             called = "data" if name is True else str(name)
-            written.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
+            predictions.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
         journal.finish(model.state_dict(), result.record, result._files)
     return result
 

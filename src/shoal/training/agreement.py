@@ -88,7 +88,7 @@ class Tracking(Callback):
         self.measurements = [dict(point) for point in state["measurements"]]
 
     def measure(self, step: int, batch: MetaBatch | None = None) -> MetaBatch:
-        """Measure at a step, whose batch is ``batch``, without waiting for the device; the batch measured on."""
+        """Measure at a step with this batch, without waiting for the device; returns the batch used."""
         if self._sampler is not None or batch is None:
             setup = self.setup
             sampler = self._sampler or setup.sampler

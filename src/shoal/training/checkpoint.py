@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -48,6 +49,9 @@ class Checkpoints:
         damaged = []
         for path in self._files():
             try:
+                with zipfile.ZipFile(path) as file:
+                    if (part := file.testzip()) is not None:  # the checksum of each part
+                        raise ValueError(f"the content of {part} has changed")
                 checkpoint = torch.load(path, map_location="cpu", weights_only=True)
                 step, state = int(checkpoint["step"]), dict(checkpoint["state"])
             except Exception as error:  # torch.load raises many kinds on bytes that it does not understand

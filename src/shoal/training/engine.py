@@ -78,7 +78,7 @@ class Engine:
             _use_fused(each)
 
     def step(self, batch: MetaBatch, step: int | Tensor) -> Log:
-        """One step of the algorithm; its log, now and then with the mean ``norm`` of the gradients applied."""
+        """One step of the algorithm; its log, now and then with the mean ``norm`` of its gradients."""
         self._norms = []
         self._measures = isinstance(step, Tensor) or step % NORM_EVERY == 0
         log = self.algorithm.step(batch, self, step)
@@ -120,7 +120,9 @@ class Engine:
         log = {}
         for piece, scale in zip(pieces, self._scales(batch, pieces), strict=True):
             part = len(piece) / len(batch)  # of what this process has
-            loss, values, extra = self._loss(piece, objective or partial(self._mean_loss, scale=scale), forward)
+            loss, values, extra = self._loss(
+                piece, objective or partial(self._mean_loss, scale=scale), forward
+            )
             if objective is not None:
                 loss = loss * (part * self.share)
             if extra is not None:
@@ -218,12 +220,12 @@ class Engine:
             return list(tensors)
         return self.processes.sum([t * self.share for t in tensors])
 
-    @torch.no_grad()
     def average_buffers(self) -> None:
-        """Make the model's floating-point buffers, such as statistics of BatchNorm, their means over processes."""
+        """Replace floating-point buffers, such as BatchNorm's statistics, by their means over processes."""
         buffers = [b for b in self.algorithm.model.buffers() if b.is_floating_point()]
-        for buffer, mean in zip(buffers, self.average(buffers), strict=True):
-            buffer.copy_(mean)
+        if buffers and self.processes.count > 1:
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, self.average(buffers))
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         if self.processes.count == 1:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.tensors import widest
-from shoal.training.callbacks import Point, State
-from shoal.training.evaluate import class_labels
+from shoal.training.callbacks import State
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged
-
-COLLAPSED = 20
-"""Steps from which on there is a warning of a training that is worse than a constant guess."""
 
 
 class Window:
@@ -53,7 +47,6 @@ class Monitor:
         self._losses: dict[str, float] = {}
         self._names = setup.data.splits["train"].names
         self._by_domain = setup.sampler.draw in ("domains", "one-domain")
-        self._warned = False
 
     def start(self) -> None:
         self._line_began, self._line_step = time.monotonic(), self.state.step
@@ -127,38 +120,6 @@ class Monitor:
         if history:
             parts += [scores_note(split, s) for split, s in history[-1].scores.items()]
         return "  ".join(parts)
-
-    def warn_of_collapse(self, point: Point) -> None:
-        """Once, where after a tenth of the steps a constant guess would do better on the training domains.
-
-        A healthy training may be that bad at its start, or with classes of very different size. So the loss
-        too must be above the entropy of the classes, and not on its way down: no lower than at the evaluation
-        before, or well above what it was in training.
-        """
-        setup, steps, scores = self.setup, self.setup.options["steps"], point.scores.get("train")
-        late = point.step >= max(COLLAPSED, steps / 10)
-        if self._warned or scores is None or not late or setup.stage != "train" or not setup.processes.main:
-            return
-        labels = class_labels(setup.examples) if setup.task.is_classification else None
-        which = setup.evaluator.which["train"]
-        if labels is None or labels[which].min() < 0:
-            return
-        shares = np.bincount(labels[which]) / len(which)
-        shares = shares[shares > 0]
-        majority, entropy = float(shares.max()), -float((shares * np.log(shares)).sum())
-        margin = 2 * math.sqrt(majority * (1 - majority) / len(which))  # two standard errors
-        loss = math.inf if scores.loss is None or math.isnan(scores.loss) else scores.loss
-        last = self.state.history[-1].scores["train"].loss if self.state.history else None
-        stuck = (last is not None and loss >= last) or loss > 1.1 * point.loss
-        worse = setup.options["loss"] is not None or loss > entropy
-        if stuck and worse and scores.average < majority - margin:
-            self._warned = True
-            warnings.warn(
-                f"after {point.step:,} of {steps:,} steps the accuracy on the training domains "
-                f"is {scores.average:.1%}; always guessing the most frequent class gives "
-                f"{majority:.1%}. Lower the learning rate ({setup.lr:g}), or check the labels.",
-                stacklevel=2,
-            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"point": dict(vars(self.since_point)), "line": dict(vars(self.since_line))}

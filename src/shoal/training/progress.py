@@ -58,20 +58,20 @@ class Progress(Callback):
         self.close()
 
     @contextmanager
-    def phase(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
-        """Shows what is done within the block; it may count, by calling ``show(text, done, total)``."""
-
-        def show(text: str, done: int, total: int) -> None:
-            self.update(self.step, f"{text} {done:,}/{total:,}")
-
+    def phase(self, text: str = "") -> Iterator[None]:
+        """Shows what is done within the block."""
         opened = self._bar is None
         if text:
             self.update(self.step, text)
         try:
-            yield show
+            yield
         finally:
             if opened and text:
                 self.close()
+
+    def count(self, text: str, done: int, total: int) -> None:
+        """Shows how much is done of what a step of the training waits for."""
+        self.update(self.step, f"{text} {done:,}/{total:,}")
 
     def update(self, step: int, note: str = "") -> None:
         """Show the step and a note; on a terminal at once."""

@@ -86,8 +86,6 @@ class Setup:
         self.examples: Any = examples.to(self.device) if isinstance(examples, InMemory) else examples
         self.splits: list[str] = [s for s in SPLITS if s in data.splits]
         self.select = options["select"] or ("best" if "validation" in self.splits else "last")
-        self.watch: Any = None
-        """Called between two batches of an evaluation, with a split and how many of how many are done."""
         self._check_validation()
         self.precision, self.channels_last = self._formats()
         shown = options["progress"] is True and self.processes.main
@@ -281,7 +279,7 @@ class Setup:
             metrics=self.metrics,
             selects=self.selects,
             uncounted=self.data.uncounted,
-            watch=lambda split, done, total: self.watch and self.watch(split, done, total),
+            watch=lambda split, done, total: self.progress.count(f"evaluating {split}", done, total),
             label_scale=self.data.label_scale,
         )
 
@@ -305,22 +303,16 @@ class Setup:
     @contextmanager
     def training(self) -> Iterator[None]:
         """While it trains: weights are laid out as asked, hooks attached, and other parts frozen."""
-        modules = [self.model] + ([self.miro.pretrained] if self.miro else []) if self.channels_last else []
-        changed = [
-            tensor
-            for module in modules
-            for tensor in (*module.parameters(), *module.buffers())
-            if tensor.ndim == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
-        ]
-        for tensor in changed:
-            tensor.data = _channels_last(tensor.data)
+        modules: list[Any] = [self.model] + ([self.miro.pretrained] if self.miro else [])
         recording = self.miro.recording() if self.miro else nullcontext()
         try:
+            for module in modules if self.channels_last else ():
+                module.to(memory_format=torch.channels_last)
             with self.algorithm.recording(), recording, only_trained(self.model, self.only):
                 yield
         finally:
-            for tensor in changed:
-                tensor.data = tensor.data.contiguous()
+            for module in modules if self.channels_last else ():
+                module.to(memory_format=torch.contiguous_format)
 
     def train_mode(self) -> None:
         """Training mode for what is trained; ``frozen`` is the mode of the rest of the model."""

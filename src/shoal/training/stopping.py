@@ -16,7 +16,7 @@ from shoal.data.loader import seeded
 
 
 class Signals:
-    """Within the block the first SIGINT or SIGTERM only sets ``asked``; a second one acts as it would outside.
+    """Within the block the first SIGINT or SIGTERM only sets ``asked``; a second one acts as usual.
 
     A block within such a block is the same one. In a thread, where Python cannot watch signals, and with
     ``watch=False`` nothing changes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from shoal.errors import InputError
 from shoal.options import TrainingOptions, declared
 from shoal.tensors import like
 from shoal.training.agreement import Tracking
-from shoal.training.callbacks import Callbacks, Point, State
+from shoal.training.callbacks import Callback, Callbacks, Point, State
 from shoal.training.capture import Steps
 from shoal.training.monitor import Monitor, Window
 from shoal.training.options import plain
@@ -58,8 +58,8 @@ class Trainer:
         )
         self.monitor = Monitor(setup, self.state)
         self.selection = Selection(self)
-        self.progress: Any = setup.progress
-        shown = self.progress
+        self.progress = setup.progress
+        shown: Callback = setup.progress
         if main and callable(options["progress"]):
             shown = ProgressFunction(options["progress"])
         self.tracking = Tracking(setup, self.write_line) if options["track_every"] is not None else None
@@ -69,7 +69,6 @@ class Trainer:
         self.journal: Journal | None = None
         self.signals = Signals(watch=False)
         self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
-        self._show: Any = lambda text, done, total: None
 
     @property
     def history(self) -> list[Point]:
@@ -97,7 +96,6 @@ class Trainer:
             isolated_rng(setup.device, setup.options["deterministic"]),
             setup.training(),
         ):
-            setup.watch = self._watch
             try:
                 if journal is not None:
                     if (checkpoint := journal.restore()) is not None:
@@ -132,17 +130,15 @@ class Trainer:
         state, chunk = self.state, 1
         while not self.finished:
             began, first = time.monotonic(), state.step
-            if not self.evaluation_is_due:
-                with self.progress.phase(self._slow_start()):
-                    self._advance(batches, self._next_stop(chunk))
-                self.progress.step = state.step
-                if self.tracking is not None:
-                    self.tracking.flush()
-                self.monitor.read()
-                if state.step % LOG_EVERY == 0:
-                    self.write_line(self.monitor.line())
-            evaluated = self.evaluation_is_due
-            if evaluated:
+            with self.progress.phase(self._slow_start()):
+                self._advance(batches, self._next_stop(chunk))
+            self.progress.step = state.step
+            if self.tracking is not None:
+                self.tracking.flush()
+            self.monitor.read()
+            if state.step % LOG_EVERY == 0:
+                self.write_line(self.monitor.line())
+            if evaluated := state.step % self.setup.eval_every == 0 or state.step >= state.steps:
                 self._evaluate()
             state.note = self.monitor.note()
             self.callbacks("on_progress", state)
@@ -178,26 +174,13 @@ class Trainer:
         return min(steps, step + chunk, *(step + n - step % n for n in every))
 
     @property
-    def evaluation_is_due(self) -> bool:
-        """Whether this step is still to be evaluated, as also after an evaluation that was interrupted."""
-        step = self.state.step
-        at = step % self.setup.eval_every == 0 or step >= self.state.steps
-        return at and step > (self.history[-1].step if self.history else 0)
-
-    @property
     def finished(self) -> bool:
-        over = self.state.step >= self.state.steps or self.selection.stop
-        return over and not self.evaluation_is_due
+        return self.state.step >= self.state.steps or self.selection.stop
 
     def _evaluate(self) -> None:
         self.monitor.check_weights()
-        try:
-            point = self.selection.evaluate(self.monitor.since_point.means.get("loss", np.nan))
-        except Interrupted:  # the evaluation is repeated when the training is resumed
-            self._checkpoint()
-            raise self._interrupted() from None
+        point = self.selection.evaluate(self.monitor.since_point.means.get("loss", np.nan))
         self.monitor.since_point = Window()
-        self.monitor.warn_of_collapse(point)
         self.history.append(point)
         scores = point.to_dict()["scores"]
         self.write_line({"phase": self.setup.stage, "step": point.step, "scores": scores})
@@ -219,19 +202,6 @@ class Trainer:
         if self.setup.options["compile"]:
             return "compiling the model"
         return "capturing steps" if self.steps.reason is None else ""
-
-    @contextmanager
-    def watched(self, text: str) -> Iterator[None]:
-        """A block in which batches are counted, and may be interrupted by a signal."""
-        with self.progress.phase(text) as self._show:
-            yield
-
-    def _watch(self, split: str, done: int, total: int) -> None:
-        """Between two batches of an evaluation, or of another pass over data."""
-        self._show(f"evaluating {split}" if split in self.setup.data.splits else split, done, total)
-        # Several processes finish it: they would have to ask each other after every batch.
-        if self.signals.asked and self.journal is not None and self.setup.processes.count == 1:
-            raise self._interrupted()
 
     # Checkpoints
 
@@ -261,8 +231,8 @@ class Trainer:
     def _parts(self) -> dict[str, Any]:
         """What has a state dict of its own, by its name in checkpoints."""
         setup = self.setup
-        named = {"algorithm": setup.algorithm, "schedule": setup.schedule, "monitor": self.monitor}
-        named |= {"selection": self.selection, "tracking": self.tracking}
+        named: dict[str, Any] = {"algorithm": setup.algorithm, "schedule": setup.schedule}
+        named |= {"monitor": self.monitor, "selection": self.selection, "tracking": self.tracking}
         named |= {f"callback {n}": each for n, each in enumerate(self.callbacks.users)}
         return {name: part for name, part in named.items() if part is not None}
 
