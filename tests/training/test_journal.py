@@ -72,7 +72,9 @@ def test_lines_and_the_selected_model() -> None:
         assert (line["lr"], line["gradient_norm"] > 0) == (finetuning.RATE, True)
     record = json.loads(Path("run/record.json").read_text())
     assert [line["scores"] for line in scored] == [point["scores"] for point in record["history"]]
-    torch.testing.assert_close(load_file("run/model.safetensors"), dict(run.model.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        load_file("run/model.safetensors"), dict(run.model.state_dict()), rtol=0, atol=0
+    )
     assert record["history"][record["selected"]]["step"] == run.selected.step
     config = RunRecord.from_dict(record).config
     assert (config.dataset, config.algorithm, config.lr) == ("python", "fish", finetuning.RATE)

@@ -104,7 +104,9 @@ def test_wrong_input_is_refused_before_any_step(given: dict[str, Any], message: 
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Any) -> None:
     train = changed(lambda x, y: (x, x[:, :1]))
-    with pytest.raises(Diverged, match=r"fish: the (loss|gradient).* became (inf|nan) at step .*learning") as stop:
+    with pytest.raises(
+        Diverged, match=r"fish: the (loss|gradient).* became (inf|nan) at step .*learning"
+    ) as stop:
         fit("fish", nn.Linear(3, 1), train=train, steps=200, eval_every=1, optimizer=lambda p: SGD(p, 3.0))
     steps = [point.step for point in stop.value.history]
     assert steps == list(range(1, len(steps) + 1))
@@ -119,7 +121,11 @@ class Pair(nn.Linear):
 def test_outputs_that_cannot_be_scored_are_not() -> None:
     given: list[dict[str, Any]] = [
         {"model": Pair(3, 2), "classes": 2, "loss": lambda o, y: F.cross_entropy(o[0], y)},
-        {"model": nn.Linear(3, 3), "train": changed(lambda x, y: (x, x[:, 0])), "loss": lambda o, y: o.mean()},
+        {
+            "model": nn.Linear(3, 3),
+            "train": changed(lambda x, y: (x, x[:, 0])),
+            "loss": lambda o, y: o.mean(),
+        },
     ]
     for options in given:
         with pytest.warns(UserWarning, match="nothing is evaluated"):
@@ -162,7 +168,10 @@ def test_channels_last_is_the_layout_while_it_trains_and_changes_nothing() -> No
     def trained(**options: Any) -> nn.Module:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-        train = {n: (torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1)), domain(0, 8)[1]) for n in "ab"}
+        train = {
+            n: (torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1)), domain(0, 8)[1])
+            for n in "ab"
+        }
         return fit("fish", model, train=train, **options).model
 
     plain = trained()
@@ -195,7 +204,7 @@ def test_a_loss_that_is_no_mean_of_examples(kind: str) -> None:
 def test_pieces_give_the_same_where_they_are_allowed(loss: Any) -> None:
     whole, pieces = (fit(loss=loss, accumulate=k).model for k in (1, 2))
     torch.testing.assert_close(whole.state_dict(), pieces.state_dict())
-    with pytest.raises(InputError, match="accumulate=2 .* that of VREx is not"):
+    with pytest.raises(InputError, match=r"accumulate=2 .* that of VREx is not"):
         fit("vrex", loss=loss, accumulate=2)
 
 
