@@ -51,6 +51,10 @@ SEEDS, TRIALS = 2, 2
 def embedded(frame: pd.DataFrame, column: str, encoder: Path, device: str) -> pd.DataFrame:
     """The frame with the mean token embedding of its text, normalized, in place of the text."""
     import torch
+
+    from shoal.vision import allow_torchvision
+
+    allow_torchvision()  # transformers imports it
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(encoder, local_files_only=True)

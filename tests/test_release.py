@@ -31,8 +31,6 @@ import shoal
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-STRAY = (".carry/notes.py", "runs/one/record.json", "src/shoal/__pycache__/cli.pyc", "dist/old.whl")
-"""Lies about in a tree that is worked in, and must not be published."""
 
 
 def run(*command: str | Path, cwd: Path, expect: int = 0, seconds: float = 300) -> str:
@@ -88,9 +86,6 @@ def make(place: Path) -> None:
     for file in ROOT.iterdir():
         if file.is_file():
             shutil.copy(file, tree)
-    for name in STRAY:
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text("x")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", tree, cwd=place)
     environment = place / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=place)
@@ -117,7 +112,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     return Release(place / "tree", wheel, sdist, place / "environment" / "bin")
 
 
-def test_archives_hold_every_file_of_the_package_and_nothing_that_lies_about(release: Release) -> None:
+def test_archives_contain_every_file_of_the_package(release: Release) -> None:
     source = release.tree / "src"
     files = (p for p in (source / "shoal").rglob("*") if p.is_file() and "__pycache__" not in p.parts)
     package = {p.relative_to(source).as_posix() for p in files}
@@ -131,7 +126,6 @@ def test_archives_hold_every_file_of_the_package_and_nothing_that_lies_about(rel
         held = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"src/{name}" for name in package} <= held
     assert {"README.md", "LICENSE", "pyproject.toml"} <= held
-    assert not held & set(STRAY)
 
 
 def test_the_version_is_written_in_one_place_and_begins_the_changelog() -> None:
@@ -169,18 +163,19 @@ def test_the_installed_wheel_runs(release: Release, tmp_path: Path) -> None:
 # Without extras
 
 OPTIONAL = """
-    datasets lightning onnx onnxruntime onnxscript openpyxl peft pyarrow pytorch_lightning ray tensorboard
-    timm tokenizers torchvision transformers wandb wilds
+    datasets lightning onnx onnxruntime onnxscript openpyxl peft pytorch_lightning ray tensorboard timm
+    tokenizers torchvision transformers wandb wilds
 """
 CALLS = {
-    "timm": "train erm cdsprites --model resnet18 --steps 1 --out timm",
+    "images": "train erm cdsprites --model resnet18 --steps 1 --out images",
     "text": "train erm linear --model distilbert-base-uncased --steps 1 --out text",
-    "lora": "train erm linear --model bert-base-uncased --model-options.lora 2 --steps 1 --out lora",
-    "tables": "compare table.parquet --label y --domain d",
+    "peft": "train erm linear --model bert-base-uncased --model-options.lora 2 --steps 1 --out lora",
+    "excel": "compare table.xlsx --label y --domain d",
     "onnx": "export run --out model.onnx",
     "ray": "sweep linear --algorithms erm --engine ray",
+    "wandb": "train erm linear --steps 1 --wandb project --out wandb",
 }
-"""A command that needs an extra. Pillow comes with matplotlib, and `hf` is for Python only."""
+"""A command that needs an extra."""
 SCRIPT = f"""
 import contextlib, importlib.machinery, importlib.util, io, json, pkgutil, sys
 from pathlib import Path
@@ -208,12 +203,8 @@ def command(line):
         return [shoal.cli.main(line.split()), err.getvalue()]
 
 first = command("train erm linear --steps 2 --out run")
-Path("table.parquet").write_bytes(b"PAR1")
+Path("table.xlsx").write_bytes(b"PK")
 hints = {{extra: command(line) for extra, line in {CALLS!r}.items()}}
-try:
-    shoal.data.from_hf([], label="y", domain="d")
-except shoal.InputError as error:
-    hints["hf"] = [2, str(error)]
 print(json.dumps({{"failed": failed, "first": first, "hints": hints}}))
 """
 
@@ -224,8 +215,6 @@ def test_without_extras_shoal_works_and_names_the_extra_that_is_missing(
     found = json.loads(run(release.bin / "python", "-c", SCRIPT, cwd=tmp_path).splitlines()[-1])
     assert found["failed"] == ["shoal.integrations.lightning", "shoal.integrations.transformers"]
     assert found["first"][0] == 0, found["first"]
-    unused = {"images", "docs", "all", "dev", "tensorboard"}
-    assert found["hints"].keys() == EXTRAS.keys() - unused
     for extra, (code, message) in found["hints"].items():
         assert code == 2, (extra, message)
         assert f"pip install 'shoal[{extra}]'" in message, (extra, message)
@@ -296,35 +285,19 @@ SETTINGS = """[mypy]
 strict = True
 [mypy-sklearn.*]
 ignore_missing_imports = True
-"""
-UNREAD = """[mypy-torch.*]
+[mypy-torch.*]
 follow_imports = skip
 ignore_missing_imports = True
 """
 """torch is taken as untyped: reading it takes mypy three times as long as all the rest."""
 
 
-@pytest.mark.parametrize(
-    "settings", [SETTINGS + UNREAD, pytest.param(SETTINGS, marks=pytest.mark.slow)], ids=["", "with torch"]
-)
-def test_users_see_types(release: Release, tmp_path: Path, settings: str) -> None:
+def test_users_see_types(release: Release, tmp_path: Path) -> None:
     """``mypy --strict`` finds the mistakes in a user's two files and nothing else, as installed."""
-    for name, text in (("typed.py", TYPED), ("mistaken.py", MISTAKEN), ("mypy.ini", settings)):
+    for name, text in (("typed.py", TYPED), ("mistaken.py", MISTAKEN), ("mypy.ini", SETTINGS)):
         (tmp_path / name).write_text(text.removeprefix("\n") if name == "typed.py" else text)
     mypy = (sys.executable, "-m", "mypy", "--no-error-summary", "--python-executable", release.bin / "python")
     found = run(*mypy, "typed.py", "mistaken.py", cwd=tmp_path, expect=1, seconds=600).splitlines()
     assert all(line.startswith("mistaken.py:") for line in found), found
     for number, text in MISTAKES.items():
         assert any(line.startswith(f"mistaken.py:{number}: error: {text}") for line in found), found
-
-
-@pytest.mark.slow
-def test_pip_installs_it_into_an_empty_environment(release: Release, tmp_path: Path) -> None:
-    """Needs an index of packages."""
-    run(sys.executable, "-m", "venv", "environment", cwd=tmp_path)
-    python = tmp_path / "environment" / "bin" / "python"
-    constraints = ("-c", ROOT / "constraints.txt")
-    run(python, "-m", "pip", "install", "--quiet", *constraints, release.wheel, cwd=tmp_path, seconds=1200)
-    run(python, "-c", first_block(), cwd=tmp_path)
-    installed = json.loads(run(python, "-m", "pip", "list", "--format", "json", cwd=tmp_path))
-    assert not {"pyarrow", "timm", "transformers", "ray"} & {one["name"].lower() for one in installed}

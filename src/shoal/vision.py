@@ -52,7 +52,7 @@ def allow_torchvision() -> None:
 
 def load_timm() -> ModuleType:
     """timm, or an :class:`InputError` that says why it cannot be used and what to do."""
-    return load("timm", "timm")
+    return load("timm", "images")
 
 
 def load(module: str, extra: str) -> ModuleType:

@@ -1,25 +1,19 @@
-"""The `wilds` package beside a CPU build of torch and without its own dependencies."""
+"""The `wilds` package without its own dependencies, and imitations of its datasets."""
 
 from __future__ import annotations
 
 import datetime
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from imitations.wilds import WILDS, maker
 from shoal.vision import allow_torchvision
-
-
-def stub(name: str, **contents: Any) -> None:
-    """An imitation of a module, where it is not installed."""
-    if name not in sys.modules and importlib.util.find_spec(name.split(".")[0]) is None:
-        module = ModuleType(name)
-        module.__dict__.update(contents)
-        sys.modules[name] = module
 
 
 def scatter(src: torch.Tensor, index: torch.Tensor, dim_size: int, reduce: str) -> torch.Tensor:
@@ -29,10 +23,16 @@ def scatter(src: torch.Tensor, index: torch.Tensor, dim_size: int, reduce: str) 
     return start.scatter_reduce(0, index, src, how, include_self=False)
 
 
+def stub(name: str, **contents: Any) -> None:
+    """An imitation of a module, where it is not installed."""
+    if name not in sys.modules and importlib.util.find_spec(name.split(".")[0]) is None:
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(contents)
+
+
 @pytest.fixture(scope="session")
 def wilds_package() -> Any:
     """`wilds`, whose import neither asks the network for a newer version nor needs torch_scatter."""
-    pytest.importorskip("pandas")
     allow_torchvision()
     sys.modules["outdated"] = ModuleType("outdated")  # has no check_outdated: no check
     stub("torch_scatter", scatter=scatter)
@@ -40,3 +40,12 @@ def wilds_package() -> Any:
     stub("tqdm", tqdm=lambda items, **options: items)
     pytest.importorskip("torchvision")
     return pytest.importorskip("wilds")
+
+
+@pytest.fixture(scope="session")
+def wilds_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with imitations of all six."""
+    root = tmp_path_factory.mktemp("wilds")
+    for name in WILDS:
+        maker(name)(root)
+    return root

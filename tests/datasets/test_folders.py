@@ -44,19 +44,16 @@ def test_published_counts_add_up(name: str) -> None:
     assert sum(published.counts.values()) == total[name]
     assert published.counts.keys() == published.domains.keys()
     assert f"{total[name]:,}" in published.source
-    for domain, by_class in published.by_class.items():
-        assert sum(by_class.values()) == published.counts[domain]
-        assert len(by_class) == published.classes
     module = datasets.registry.module(name)
     assert module.DOMAINBED["network"] == "resnet50.tv_in1k"
     assert tuple(published.domains) == module.DOMAINS
 
 
-@pytest.mark.parametrize("where", ["itself", "above", "twice", "SHOAL_DATA", "SHOAL_DATA/PACS"])
+@pytest.mark.parametrize("where", ["itself", "twice", "SHOAL_DATA/PACS"])
 def test_found_in_its_folder_above_it_and_by_default(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = {"itself": ".", "above": "kfold", "twice": "PACS/pacs-data", "SHOAL_DATA": "."}.get(where, "PACS")
+    place = {"itself": ".", "twice": "PACS/pacs-data"}.get(where, "PACS")
     plant(tmp_path / place, "pacs", {"art_painting": "Art Painting"})
     folder = None if "SHOAL" in where else str(tmp_path)
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
@@ -112,7 +109,7 @@ def test_what_is_missing_is_named_and_where_to_get_it(
 
 def test_the_check_compares_with_published_counts(tmp_path: Path) -> None:
     plant(tmp_path, "pacs")
-    report = check(tmp_path, dataset="pacs", progress=False)
+    report = check(tmp_path, dataset="pacs", workers=1, progress=False)
     assert any("photo has 12 images, not 1,670" in p for p in report.problems)
     assert any("there are 2 classes, not 7" in p for p in report.problems)
 

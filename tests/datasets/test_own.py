@@ -71,7 +71,7 @@ def test_a_list_with_splits_is_taken_at_its_word(root: Path) -> None:
             "row 30: split is 'dev2'; it must be train, validation, test",
         ),
         (ROWS, {"split": ["test"] * 30}, "no row of split train"),
-        ([], {}, "lists no images"),
+        ([], {}, "has no rows"),
     ],
 )
 def test_wrong_lists_are_named(rows: Any, columns: Any, message: str, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""The six datasets of WILDS are read as the `wilds` package reads them, on small imitations."""
+"""The six datasets of WILDS are read and scored as the `wilds` package does, on small imitations."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import shoal
-from imitations import wilds as fake
-from shoal import datasets, models
+from imitations.wilds import WILDS
+from shoal import datasets
 from shoal.api.data import check
 from shoal.data.batch import DomainData
 from shoal.datasets import registry
-from shoal.datasets.from_wilds import from_wilds
-from shoal.datasets.wilds import FOLDS, IDENTITIES, SPLITS, Counts, find, published, read_columns
+from shoal.datasets.wilds import SPLITS, Counts, find, published
 from shoal.errors import InputError
+from shoal.training import predictions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:The .future")
-NAMES = ("camelyon17", "fmow", "iwildcam", "poverty", "civilcomments", "amazon")
-FOLDERS = {name: published(name).folder for name in NAMES}
+FOLDERS = {name: published(name).folder for name in WILDS}
 FIELDS = {"camelyon17": ["hospital"], "fmow": ["region"], "iwildcam": ["location"], "poverty": ["urban"]}
+FIELDS |= {"amazon": ["user"]}
 TRAINED_BY = {**FIELDS, "fmow": ["year", "region"], "poverty": ["country"]}
-
-
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wilds")
-    for name in NAMES:
-        assert fake.maker(name)(folder, 0, "small") == folder / FOLDERS[name]
-    return folder
+SCORES = {
+    "amazon": {"10th-percentile accuracy": "10th_percentile_acc", "accuracy": "acc_avg"},
+    "camelyon17": {"accuracy": "acc_avg"},
+    "civilcomments": {"worst-group accuracy": "acc_wg", "accuracy": "acc_avg"},
+    "fmow": {"worst-group accuracy": "acc_worst_region", "accuracy": "acc_avg"},
+    "iwildcam": {"macro F1": "F1-macro_all", "accuracy": "acc_avg", "macro recall": "recall-macro_all"},
+    "poverty": {"worst-group Pearson r": "r_wg", "Pearson r": "r_all", "mse": "mse_avg"},
+}
+"""What WILDS calls each metric."""
 
 
 def loaded(name: str, root: Path, **options: Any) -> DomainData:
@@ -44,439 +46,246 @@ def loaded(name: str, root: Path, **options: Any) -> DomainData:
 
 def package(wilds: Any, name: str, root: Path, **options: Any) -> Any:
     """The package's own reader, which was written for the strings of pandas 1."""
-    pandas = pytest.importorskip("pandas")
-    with pandas.option_context("future.infer_string", False):
+    with pd.option_context("future.infer_string", False):
         return wilds.get_dataset(name, root_dir=str(root), download=False, **options)
 
 
-def copied(name: str, root: Path, to: Path) -> Path:
-    """A copy of an imitation's tables; its images are linked."""
-    place = to / FOLDERS[name]
-    place.mkdir()
-    for part in (root / FOLDERS[name]).iterdir():
-        if part.is_dir():
-            (place / part.name).symlink_to(part)
-        else:
-            shutil.copy(part, place)
-    return place
+def groups_of(theirs: Any, fields: list[str], rows: np.ndarray) -> list[list[int]]:
+    """The package's groups of these examples, in the order of their first example."""
+    columns = [theirs.metadata_fields.index(field) for field in fields]
+    table = pd.DataFrame(theirs.metadata_array[rows][:, columns].numpy())
+    return sorted(rows[members].tolist() for members in table.groupby(list(table)).indices.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_example_is_in_at_most_one_split(name: str, root: Path) -> None:
-    data = loaded(name, root)
-    absent = {"camelyon17": ["id_test"], "civilcomments": ["id_validation", "id_test"]}.get(name, [])
-    assert set(data.splits) == {split for split in SPLITS.values() if split not in absent}
-    used = np.concatenate([domains.examples() for domains in data.splits.values()])
-    assert len(np.unique(used)) == len(used)
-    examples: Any = data.examples
-    x, y = examples[int(used[0])]
-    if isinstance(x, torch.Tensor):
-        assert (x.shape, x.dtype) == (data.input_shape, torch.float32)
-    assert data.classes is None or y == examples.known_labels()[used[0]]
-    assert data.notes["examples"] == f"version {FOLDERS[name][-3:]}"
-
-
-def test_domains_are_those_of_the_paper(root: Path) -> None:
-    assert loaded("camelyon17", root).splits["train"].names == ("hospital 0", "hospital 3", "hospital 4")
-    assert loaded("camelyon17", root).splits["test"].names == ("hospital 2",)
-    land = loaded("fmow", root)
-    assert {f"{year}, {r}" for year in range(2002, 2013) for r in fake.FMOW_COUNTRIES} == set(
-        land.splits["train"].names
-    )
-    assert set(land.splits["test"].names) == set(fake.FMOW_COUNTRIES)
-    assert land.uncounted == {"Other"}
-    assert loaded("iwildcam", root).splits["train"].names == tuple(f"location {i}" for i in range(12))
-    wealth = loaded("poverty", root)
-    assert wealth.splits["test"].names == ("rural", "urban")
-    assert "democratic republic of congo" in wealth.splits["train"].names
-
-
-# Equality with the package
-
-
-def test_fmow_by_year_alone(root: Path) -> None:
-    both, years = (loaded("fmow", root, group_by=g).splits for g in ("year and region", "year"))
-    assert years["train"].examples().tolist() == both["train"].examples().tolist()
-    assert years["test"].names == both["test"].names
-    assert set(years["train"].names) == {name.split(",")[0] for name in both["train"].names}
-    for d, name in enumerate(years["train"].names):
-        parts = [both["train"].indices_of(n) for n, x in enumerate(both["train"].names) if x.startswith(name)]
-        assert sorted(years["train"].indices_of(d).tolist()) == sorted(np.concatenate(parts).tolist())
-    with pytest.raises(InputError, match="group_by"):
-        loaded("fmow", root, group_by="years")
-
-
-def test_smaller_villages_are_means(root: Path) -> None:
-    whole, small = (loaded("poverty", root, size=size) for size in (224, 28))
-    assert small.input_shape == (8, 28, 28)
-    index = int(whole.splits["test"].indices[0])
-    pictures = [d.examples[index][0] for d in (whole, small)]  # type: ignore[index]
-    assert torch.allclose(pictures[0].reshape(8, 28, 8, 28, 8).mean((2, 4)), pictures[1], atol=1e-5)
-    with pytest.raises(InputError, match="size=225"):
-        loaded("poverty", root, size=225)
-
-
-def agrees(data: DomainData, theirs: Any, name: str) -> None:
-    from wilds.common.grouper import CombinatorialGrouper  # type: ignore[import-not-found]
-
-    examples: Any = data.examples
-    assert np.array_equal(examples.known_labels(), theirs.y_array.numpy().reshape(-1))
-    fields = [field for field in theirs.metadata_fields if field != "from_source_domain"]
-    assert set(examples.metadata) == set(fields)
-    for field in fields:
-        column = theirs.metadata_array[:, theirs.metadata_fields.index(field)].numpy()
-        assert np.array_equal(examples.metadata[field], column), field
-    assert set(data.splits) == {SPLITS[split] for split in theirs.split_dict}
-    for split, number in theirs.split_dict.items():
-        domains = data.splits[SPLITS[split]]
-        assert np.array_equal(domains.examples(), np.flatnonzero(theirs.split_array == number)), split
-        by = TRAINED_BY if split == "train" else FIELDS
-        grouper = CombinatorialGrouper(theirs, by[name])
-        _, counts = grouper.metadata_to_group(theirs.get_subset(split).metadata_array, return_counts=True)
-        assert sorted(domains.sizes) == sorted(counts[counts > 0].int().tolist()), split
-        if len(by[name]) == 1 and theirs.metadata_map and by[name][0] in theirs.metadata_map:
-            for group in np.flatnonzero(counts.numpy()):  # and the names are those groups'
-                said = grouper.group_str(group).split(" = ")[1].replace("_", " ")
-                assert domains.sizes[domains.number(said)] == counts[group]
-
-
-def same_pictures(data: DomainData, theirs: Any, size: int | None, where: list[int]) -> None:
-    from torchvision import transforms
-
-    steps = [transforms.Resize((size, size))] if size else []
-    steps += [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
-    change = transforms.Compose(steps)
-    for i in where:
-        assert torch.allclose(data.examples[i][0], change(theirs.get_input(i)), atol=1e-5)
+def domains_are(data: DomainData, theirs: Any, name: str) -> None:
+    """The splits, and the domains in each, are the package's splits and groups."""
+    assert data.examples.known_labels().tolist() == theirs.y_array.numpy().ravel().tolist()  # type: ignore[attr-defined]
+    array = np.asarray(theirs.split_array)
+    there = {split: np.flatnonzero(array == number) for split, number in theirs.split_dict.items()}
+    assert set(data.splits) == {SPLITS[split] for split, rows in there.items() if len(rows)}
+    for split, rows in there.items():
+        if len(rows):
+            domains = data.splits[SPLITS[split]]
+            fields = (TRAINED_BY if split == "train" else FIELDS)[name]
+            wanted = groups_of(theirs, fields, rows)
+            assert sorted(domains.indices_of(d).tolist() for d in range(len(domains))) == wanted, split
 
 
 @pytest.mark.parametrize("name", ["camelyon17", "fmow", "iwildcam"])
-def test_an_imitation_is_what_the_package_reads(name: str, root: Path, wilds_package: Any) -> None:
-    theirs = package(wilds_package, name, root)
-    data = loaded(name, root)
-    agrees(data, theirs, name)
-    assert name == "fmow" or data.classes == theirs.n_classes
-    size = {"camelyon17": 96, "fmow": None, "iwildcam": 448}[name]
-    same_pictures(data, theirs, size, [0, 7, len(theirs) - 1])
+def test_images_are_what_the_package_reads(name: str, wilds_root: Path, wilds_package: Any) -> None:
+    from torchvision import transforms
+
+    theirs, data = package(wilds_package, name, wilds_root), loaded(name, wilds_root)
+    domains_are(data, theirs, name)
+    assert data.classes == (62 if name == "fmow" else theirs.n_classes)
+    steps: list[Any] = [transforms.Resize((448, 448))] if name == "iwildcam" else []
+    steps += [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+    change = transforms.Compose(steps)
+    for i in (0, 7, len(theirs) - 1):
+        x, y = data.examples[i]
+        assert torch.allclose(x, change(theirs.get_input(i)), atol=1e-5)
+        assert y == theirs.y_array[i]
 
 
 @pytest.mark.parametrize("fold", list("ABCDE"))
-def test_poverty_is_what_the_package_reads_in_every_fold(fold: str, root: Path, wilds_package: Any) -> None:
-    theirs = package(wilds_package, "poverty", root, fold=fold)
-    data = loaded("poverty", root, fold=fold)
-    agrees(data, theirs, "poverty")
-    held: Any = data.examples
-    for i in (0, 11):
-        assert torch.equal(held.evaluation()[i][0], theirs.get_input(i))
+def test_villages_are_what_the_package_reads(fold: str, wilds_root: Path, wilds_package: Any) -> None:
+    theirs = package(wilds_package, "poverty", wilds_root, fold=fold)
+    data = loaded("poverty", wilds_root, fold=fold)
+    domains_are(data, theirs, "poverty")
+    examples: Any = data.examples
+    assert torch.equal(examples.evaluation()[11][0], theirs.get_input(11))
+
+
+@pytest.mark.parametrize("name", ["civilcomments", "amazon"])
+def test_text_is_what_the_package_reads(name: str, wilds_root: Path, wilds_package: Any) -> None:
+    theirs, data = package(wilds_package, name, wilds_root), loaded(name, wilds_root)
+    examples: Any = data.examples
+    assert [examples[i][0] for i in range(len(examples))] == [theirs.get_input(i) for i in range(len(theirs))]
+    x, y = examples.collate([examples[int(i)] for i in data.splits["validation"].indices_of(1)[:6]])
+    assert x["input_ids"].shape == x["attention_mask"].shape
+    assert len(y) == 6
+    if name == "amazon":
+        domains_are(data, theirs, name)
+        return
+    # The package's groups are an identity or its absence × toxic or not; ours are those with an identity.
+    y, names = theirs.y_array.numpy(), [*theirs._identity_vars]
+    mentioned = theirs.metadata_array.numpy()[:, [theirs.metadata_fields.index(n) for n in names]] == 1
+    columns = {**dict(zip(names, mentioned.T, strict=True)), "none": ~mentioned.any(1)}
+    for split, number in theirs.split_dict.items():
+        domains, inside = data.splits[SPLITS[split]], np.asarray(theirs.split_array) == number
+        assert len(domains) == 18
+        for identity, column in columns.items():
+            for label, word in enumerate(("not toxic", "toxic")):
+                rows = np.flatnonzero(inside & column & (y == label))
+                assert domains.indices_of(domains.number(f"{identity}, {word}")).tolist() == rows.tolist()
+    train = loaded("civilcomments", wilds_root, group_by="black").splits["train"]
+    rows = np.flatnonzero(np.asarray(theirs.split_array) == 0)
+    wanted = groups_of(theirs, ["black", "y"], rows)
+    assert sorted(train.indices_of(d).tolist() for d in range(len(train))) == wanted
 
 
 def test_countries_and_categories_are_the_packages(wilds_package: Any) -> None:
     from wilds.datasets.fmow_dataset import categories  # type: ignore[import-not-found]
     from wilds.datasets.poverty_dataset import SURVEY_NAMES  # type: ignore[import-not-found]
 
-    groups = {name: list(group) for name, group in published("poverty").names.items()}
-    countries = groups.pop("countries")
-    assert sorted(c for group in groups.values() for c in group) == countries
-    for fold, (validation, test) in FOLDS.items():
+    poverty = published("poverty")
+    for fold, (validation, test) in poverty.folds.items():
         theirs = SURVEY_NAMES[f"2009-17{fold}"]
-        assert sorted(theirs["val"]) == groups[validation]
-        assert sorted(theirs["test"]) == groups[test]
-    assert list(published("fmow").names["classes"]) == categories
+        assert sorted(theirs["val"]) == poverty.groups[validation]
+        assert sorted(theirs["test"]) == poverty.groups[test]
+    assert sorted(c for group in poverty.groups.values() for c in group) == poverty.columns["country"]
+    assert published("fmow").columns["category"] == categories
 
 
-@pytest.mark.parametrize("name", ["civilcomments", "amazon"])
-def test_texts_are_what_the_package_reads(name: str, root: Path, wilds_package: Any) -> None:
-    theirs, data = package(wilds_package, name, root), loaded(name, root)
-    examples: Any = data.examples
-    assert examples.labels.tolist() == theirs.y_array.tolist()
-    assert data.classes == theirs.n_classes
-    assert [examples[i][0] for i in range(len(examples))] == [theirs.get_input(i) for i in range(len(theirs))]
-    split = np.asarray(theirs.split_array)
-    for their, number in theirs.split_dict.items():
-        ours = data.splits[SPLITS[their]].examples()
-        assert ours.tolist() == np.flatnonzero(split == number).tolist()
-    fields = [field for field in theirs.metadata_fields if field != "from_source_domain"]
-    assert set(fields) == set(examples.metadata)
-    for field in fields:
-        found = theirs.metadata_array[:, theirs.metadata_fields.index(field)].numpy()
-        if field in ("user", "product", "category"):  # numbered in an order that theirs leaves to chance
-            pairs = set(zip(examples.metadata[field].tolist(), found.tolist(), strict=True))
-            assert len(pairs) == len(set(found.tolist())) == len({a for a, _ in pairs})
+def test_names_of_domains_and_groups(wilds_root: Path) -> None:
+    hospitals = loaded("camelyon17", wilds_root)
+    assert hospitals.splits["train"].names == ("hospital 0", "hospital 3", "hospital 4")
+    assert hospitals.notes["examples"] == "version 1.0"
+    land, years = (loaded("fmow", wilds_root, group_by=g).splits for g in ("year and region", "year"))
+    assert {"2002, Asia", "2012, Other"} < set(land["train"].names)
+    assert years["train"].names == tuple(map(str, range(2002, 2013)))
+    assert years["train"].examples().tolist() == land["train"].examples().tolist()
+    assert set(land["test"].names) == {"Africa", "Americas", "Asia", "Europe", "Oceania", "Other"}
+    assert loaded("iwildcam", wilds_root).splits["train"].names == tuple(f"location {i}" for i in range(12))
+    wealth = loaded("poverty", wilds_root)
+    assert wealth.splits["test"].names == ("rural", "urban")
+    assert "democratic republic of congo" in wealth.splits["train"].names
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_are_the_packages(
+    name: str, wilds_root: Path, wilds_package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of random predictions, read from a file as WILDS writes it; no image or text is read for that."""
+    data, theirs = loaded(name, wilds_root), package(wilds_package, name, wilds_root)
+    monkeypatch.setattr(type(data.examples), "__getitem__", None)
+    draw = np.random.default_rng(0)
+    assert next(iter(SCORES[name])) == data.measures[0]
+    for split in sorted({"val", "test"} & set(theirs.split_dict)):
+        subset = theirs.get_subset(split)
+        truth = np.asarray(subset.y_array).ravel()
+        guesses = draw.integers(0, data.classes or 2, len(truth))
+        guesses = np.where(draw.random(len(truth)) < 0.7, truth, guesses)
+        answer = torch.from_numpy(guesses).reshape(subset.y_array.shape).to(subset.y_array.dtype)
+        which = "fold:A" if name == "poverty" else "seed:0"
+        expected, _ = theirs.eval(answer, subset.y_array, subset.metadata_array)
+        path = tmp_path / f"{name}_split:{split}_{which}_epoch:best_pred.csv"
+        pd.DataFrame(answer.numpy()).to_csv(path, index=False, header=False)
+        scores, _ = predictions.evaluate(data, split, predictions.read(path, data.classes))
+        for ours, called in SCORES[name].items():
+            assert scores.more[ours] == pytest.approx(expected[called], abs=1e-6), (split, ours)
+    (found,) = shoal.evaluate([path], data_options={"folder": str(wilds_root)}).to_dict()["files"]
+    assert found["metrics"] == pytest.approx(dict(scores.more))
+
+
+# Where they are found, and what is wrong with files
+
+
+def copied(name: str, root: Path, to: Path) -> Path:
+    """A copy of an imitation's tables; its folders are linked."""
+    place = to / FOLDERS[name]
+    place.mkdir()
+    for part in (root / FOLDERS[name]).iterdir():
+        if part.is_dir() and part.name != "splits":
+            (place / part.name).symlink_to(part)
         else:
-            assert examples.metadata[field].tolist() == found.tolist()
-    x, y = examples.collate([examples[int(i)] for i in data.splits["validation"].indices_of(1)[:6]])
-    assert x["input_ids"].shape == x["attention_mask"].shape
-    assert len(y) == 6
+            shutil.copytree(part, place / part.name) if part.is_dir() else shutil.copy(part, place)
+    return place
 
 
-def test_the_groups_of_comments_are_the_packages(root: Path, wilds_package: Any) -> None:
-    from wilds.common.grouper import CombinatorialGrouper
-
-    theirs, data = package(wilds_package, "civilcomments", root), loaded("civilcomments", root)
-    assert data.uncounted == {"none, toxic", "none, not toxic"}
-    for their, number in theirs.split_dict.items():
-        domains = data.splits[SPLITS[their]]
-        assert len(domains) == 18
-        metadata = theirs.metadata_array[np.asarray(theirs.split_array) == number]
-        for identity, grouper in zip(theirs._identity_vars, theirs._eval_groupers, strict=True):
-            _, counts = grouper.metadata_to_group(metadata, return_counts=True)
-            for label, word in enumerate(("not toxic", "toxic")):  # their groups are identity + 2 · label
-                assert domains.sizes[domains.number(f"{identity}, {word}")] == counts[1 + 2 * label]
-        none = (metadata[:, : len(IDENTITIES)].sum(1) == 0).numpy()
-        toxic = metadata[:, theirs.metadata_fields.index("y")].numpy() == 1
-        assert domains.sizes[domains.number("none, toxic")] == (none & toxic).sum()
-    train = loaded("civilcomments", root, group_by="black").splits["train"]
-    rows = np.flatnonzero(np.asarray(theirs.split_array) == theirs.split_dict["train"])
-    codes = (
-        CombinatorialGrouper(theirs, ["black", "y"]).metadata_to_group(theirs.metadata_array[rows]).numpy()
-    )
-    wanted = {frozenset(rows[codes == code].tolist()) for code in set(codes.tolist())}
-    assert {frozenset(train.indices_of(d).tolist()) for d in range(len(train))} == wanted
-
-
-def test_the_groups_of_reviews_are_the_reviewers(root: Path, wilds_package: Any) -> None:
-    theirs, data = package(wilds_package, "amazon", root), loaded("amazon", root)
-    users = np.asarray(theirs.metadata_map["user"])
-    for their, number in theirs.split_dict.items():
-        domains = data.splits[SPLITS[their]]
-        chosen = np.flatnonzero(np.asarray(theirs.split_array) == number)
-        of = users[theirs.metadata_array[chosen, 0].numpy()]
-        assert set(domains.names) == set(map(str, of))
-        for d, user in enumerate(domains.names):
-            assert domains.indices_of(d).tolist() == chosen[of == user].tolist()
-
-
-def test_subsets_of_the_package_train(root: Path, wilds_package: Any) -> None:
-    from torchvision import transforms
-    from wilds.common.grouper import CombinatorialGrouper
-
-    theirs = package(wilds_package, "camelyon17", root)
-    grouper = CombinatorialGrouper(theirs, ["hospital"])
-    small = transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()])
-    parts = {name: theirs.get_subset(name, transform=small) for name in ("train", "val", "test")}
-    data = from_wilds(parts, grouper, scored_by=CombinatorialGrouper(theirs, ["slide"]))
-    assert data.splits["train"].names == ("hospital = 0", "hospital = 3", "hospital = 4")
-    assert data.splits["test"].names == ("slide = 20", "slide = 21")
-    assert list(data.splits) == ["train", "validation", "test"]
-    assert (data.classes, data.input_shape) == (2, (3, 16, 16))
-    examples: Any = data.examples
-    i = int(data.splits["test"].indices_of(1)[3])
-    assert examples.metadata["slide"][i] == 21
-    assert examples[i][1] == examples.known_labels()[i] == examples.metadata["y"][i]
-    assert torch.equal(examples[i][0], parts["test"][i - len(parts["train"]) - len(parts["val"])][0])
-    model = models.build("small-cnn", input_shape=data.input_shape, classes=2, seed=0)
-    run = shoal.fit("fish", model, data, steps=3, batch_size=4, device="cpu")
-    assert 0 <= run.accuracy("test") <= 1
-
-    with pytest.raises(InputError, match="'train'"):
-        from_wilds({"test": parts["test"]}, grouper)
-    with pytest.raises(InputError, match="a transform that makes a tensor"):
-        from_wilds({"train": theirs.get_subset("train")}, grouper)
-
-
-def test_a_subset_with_numbers_as_labels(root: Path, wilds_package: Any) -> None:
-    from wilds.common.grouper import CombinatorialGrouper
-
-    theirs = package(wilds_package, "poverty", root)
-    data = from_wilds(
-        {"train": theirs.get_subset("train")},
-        CombinatorialGrouper(theirs, ["country"]),
-        measures=["Pearson r"],
-        uncounted=["country = 3"],
-    )
-    x, y = data.examples[0]
-    assert (data.classes, x.shape, y.dtype, y.shape) == (None, (8, 224, 224), torch.float32, ())
-    assert (data.measures, data.uncounted) == (("Pearson r",), {"country = 3"})
-
-
-@pytest.mark.parametrize("fields", [["year"], ["region", "year"], ["year", "region"], ["y", "year"]], ids=str)
-def test_combined_fields_are_the_packages_groups(root: Path, wilds_package: Any, fields: list[str]) -> None:
-    """Each domain is one combination, with the right names, also where the package's own would be wrong."""
-    from wilds.common.grouper import CombinatorialGrouper
-
-    theirs = package(wilds_package, "fmow", root)
-    parts = {
-        name: theirs.get_subset(name, transform=lambda image: torch.zeros(3)) for name in ("train", "val")
-    }
-    columns, names = theirs.metadata_fields, theirs.metadata_map
-    ordered = [field for field in columns if field in fields]
-    grouper = CombinatorialGrouper(theirs, fields)
-    plain, grouped = from_wilds(parts, fields), from_wilds(parts, grouper)
-    for split, name in (("train", "train"), ("validation", "val")):
-        array, offset = np.asarray(parts[name].metadata_array), 0 if name == "train" else len(parts["train"])
-        groups = np.asarray(grouper.metadata_to_group(parts[name].metadata_array))
-        for data, order in ((plain, fields), (grouped, ordered[::-1])):
-            domains = data.splits[split]
-            assert len(domains.names) == len(set(groups.tolist()))
-            for d, called in enumerate(domains.names):
-                [group] = set(groups[domains.indices_of(d) - offset].tolist())
-                row = array[int(domains.indices_of(d)[0]) - offset]
-                values = {f: int(row[columns.index(f)]) for f in fields}
-                words = [f"{f} = {names[f][values[f]] if f in names else values[f]}" for f in order]
-                assert called == ", ".join(words)
-                if ordered == fields and data is grouped:
-                    assert called == grouper.group_str(group)
-            assert sum(domains.sizes) == len(parts[name])
-    if ordered == fields:
-        groups = np.unique(np.asarray(grouper.metadata_to_group(parts["train"].metadata_array)))
-        assert grouped.splits["train"].names == tuple(grouper.group_str(int(g)) for g in groups)
-
-
-# Where they are found
-
-
-def test_versions_and_places(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find("fmow", root) == find("fmow", root / "fmow_v1.1") == (root / "fmow_v1.1", "1.1")
+def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = wilds_root / "fmow_v1.1"
+    assert find("fmow", wilds_root)[1:] == find("fmow", own)[1:] == (own, "1.1")
     for version in ("2.0", "2.1"):
         (tmp_path / f"amazon_v{version}").mkdir()
         (tmp_path / f"amazon_v{version}" / "reviews.csv").touch()
-    assert find("amazon", tmp_path).version == "2.1"
-    assert find("amazon", tmp_path, 2.0).version == find("amazon", tmp_path, "v2.0").version == "2.0"
-    renamed = tmp_path / "reviews"
-    (tmp_path / "amazon_v2.0").rename(renamed)
-    assert find("amazon", renamed, "2.0") == (renamed, "2.0")
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
-    assert find("amazon", None) == (tmp_path / "amazon_v2.1", "2.1")
+    assert find("amazon", None).version == find("amazon", tmp_path).version == "2.1"
+    assert find("amazon", tmp_path / "amazon_v2.0").version == "2.0"
     monkeypatch.delenv("SHOAL_DATA")
     with pytest.raises(InputError, match="files of FMoW-WILDS are needed; "):
         find("fmow", None)
-    with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0 with metadata\.csv.*server .* down"):
-        find("camelyon17", tmp_path)
-    with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0"):  # that is another's metadata.csv
-        find("camelyon17", root / FOLDERS["iwildcam"])
-    with pytest.raises(InputError, match=r"unknown version of camelyon17 '2\.0'.*Known: 1\.0"):
-        find("camelyon17", root, "2.0")
-    with pytest.raises(InputError, match=r"version 2\.1; required is 2\.0"):
-        find("amazon", tmp_path, "2.0")
-
-
-@pytest.mark.parametrize(
-    ("name", "images"), [("camelyon17", "patches"), ("fmow", "images"), ("poverty", "images")]
-)
-def test_a_table_without_images(name: str, images: str, root: Path, tmp_path: Path) -> None:
-    (copied(name, root, tmp_path) / images).unlink()
-    with pytest.raises(InputError, match=f"has a table but no images.*{images}"):
-        loaded(name, tmp_path)
+    for place in (tmp_path, wilds_root / FOLDERS["iwildcam"]):  # which has another's metadata.csv
+        with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0 with metadata\.csv.*server "):
+            find("camelyon17", place)
+    (tmp_path / "amazon_v2.0").rename(tmp_path / "amazon_v3.0")
+    with pytest.raises(InputError, match=r"is version 3\.0; it must be 1\.0 or 2\.0 or 2\.1"):
+        find("amazon", tmp_path / "amazon_v3.0")
 
 
 @pytest.mark.parametrize(
     ("name", "table", "old", "new", "message"),
     [
         ("camelyon17", "metadata.csv", ",tumor,", ",tumour,", "no column 'tumor'"),
-        ("camelyon17", "metadata.csv", ",0\n", ",x\n", "split is 'x' in record 1; it must be a whole number"),
+        ("camelyon17", "metadata.csv", ",0\n", ",x\n", "split is 'x'; it must be one of 0, 1"),
+        ("camelyon17", "metadata.csv", ",0,", ",,", "is ''; it must be a whole number|must be one of 0, 1"),
         (
             "fmow",
             "rgb_metadata.csv",
             ",zoo,",
             ",castle,",
-            "category is 'castle'; it must be one of airport, ",
+            "category is 'castle'; it must be one of ",
         ),
-        ("fmow", "rgb_metadata.csv", "Z,", "+02:00,", "timestamp is .* must be a time in UTC"),
-        ("fmow", "country_code_mapping.csv", "alpha-3", "alpha3", "no column 'alpha-3'"),
+        ("fmow", "rgb_metadata.csv", "Z\n", "+02:00\n", "timestamp is .* must be a time in UTC"),
         ("iwildcam", "metadata.csv", ",id_val,", ",id_vla,", "split is 'id_vla'; it must be one of train, "),
-        ("iwildcam", "metadata.csv", ",2013-", ",June ", "datetime is 'June .*must be a time"),
         ("poverty", "dhs_metadata.csv", "benin", "atlantis", "country is 'atlantis'"),
-        ("poverty", "dhs_metadata.csv", "True", "maybe", "urban is 'maybe'"),
-        (
-            "civilcomments",
-            "all_data_with_identities.csv",
-            ",train,",
-            ",dev,",
-            "split is 'dev'; it must be one of",
-        ),
-        ("amazon", "reviews.csv", ",5.0,", ",6.0,", "overall is 6; it must be one of 1, 2, 3"),
-        ("amazon", "splits/user.csv", "4,", "9,", "split is 9; it must be one of -1, 0, 1"),
+        ("amazon", "reviews.csv", ",5.0,", ",6.0,", "overall is '6.0'; it must be one of 1, 2, 3"),
         ("amazon", "splits/user.csv", "4,True\n", "", r"user.csv' has .* rows and reviews.csv has"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(
-    name: str, table: str, old: str, new: str, message: str, root: Path, tmp_path: Path
+    name: str, table: str, old: str, new: str, message: str, wilds_root: Path, tmp_path: Path
 ) -> None:
-    place = copied(name, root, tmp_path)
-    if "/" in table:
-        (place / "splits").unlink()
-        shutil.copytree(root / FOLDERS[name] / "splits", place / "splits")
-    text = (place / table).read_text()
+    path = copied(name, wilds_root, tmp_path) / table
+    text = path.read_text()
     assert old in text
-    (place / table).write_text(text.replace(old, new))
+    path.write_text(text.replace(old, new))
     with pytest.raises(InputError, match=message):
         loaded(name, tmp_path)
 
 
-def test_bad_numbers_and_files_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text('name,n,x\n"two\nlines",1,0.5\nb,2.0,1e3\nc,3.5,x\nNA,4,2\n')
-    assert read_columns(path, {"name": str})["name"].tolist() == ["two\nlines", "b", "c", "NA"]
-    for content, kinds, message in (
-        (None, {"n": int}, r"n is '3\.5' in record 3; it must be a whole number"),
-        (None, {"x": float}, "x is 'x' in record 3; it must be a number"),
-        ("n\n1\ninf\n", {"n": int}, "n is 'inf' in record 2"),
-        ("n\n", {"n": int}, "has no rows"),
-        ("n\n\udcff\n", {"n": str}, "cannot be read"),
-    ):
-        if content is not None:
-            path.write_text(content, errors="surrogateescape")
-        with pytest.raises(InputError, match=message):
-            read_columns(path, kinds)
-    with pytest.raises(InputError, match="No such file"):
-        read_columns(tmp_path / "none.csv", {"n": int})
+def test_images_that_are_missing_or_broken(wilds_root: Path, tmp_path: Path) -> None:
+    (copied("fmow", wilds_root, tmp_path) / "images").unlink()
+    with pytest.raises(InputError, match=r"has a table but no images.*images"):
+        loaded("fmow", tmp_path)
+    (tmp_path / FOLDERS["fmow"] / "images").symlink_to(wilds_root / FOLDERS["fmow"] / "images")
+    place = copied("poverty", wilds_root, tmp_path) / "images"
+    place.unlink()
+    place.mkdir()
+    np.savez_compressed(place / "landsat_poverty_img_1.npz", x=np.zeros((8, 2, 2)))
+    (place / "landsat_poverty_img_2.npz").write_bytes(b"PK")
+    broken: Any = loaded("poverty", tmp_path).examples
+    for i, why in enumerate(("No such file", r"shape is \(8, 2, 2\)", "")):
+        with pytest.raises(InputError, match=rf"img_{i}\.npz' cannot be read.*{why}"):
+            broken[i]
+    assert broken.problem(2)
 
 
-def test_an_image_that_is_missing_or_broken(root: Path, tmp_path: Path) -> None:
-    shutil.copytree(root / FOLDERS["camelyon17"], tmp_path / FOLDERS["camelyon17"])
-    data = loaded("camelyon17", tmp_path)
-    examples: Any = data.examples
-    gone, damaged = (int(i) for i in data.splits["train"].indices_of(0)[:2])
-    Path(examples.path(gone)).unlink()
-    Path(examples.path(damaged)).write_bytes(Path(examples.path(damaged)).read_bytes()[:80])
-    with pytest.raises(InputError, match=r"patch_.*cannot be read"):
-        examples[gone]
-    patient: Any = loaded("camelyon17", tmp_path, bad="skip").examples
-    _, y = patient[damaged]
-    assert y == examples.known_labels()[damaged]
-    assert "files that cannot be read: 2" in check(tmp_path, dataset="camelyon17", workers=2).problems
-
-
-def test_villages_are_mirrored_in_training_only_and_broken_ones_named(root: Path, tmp_path: Path) -> None:
-    data = loaded("poverty", root)
+def test_villages_are_mirrored_in_training_only(wilds_root: Path) -> None:
+    data, small = loaded("poverty", wilds_root), loaded("poverty", wilds_root, size=28)
     examples: Any = data.examples
     trained, tested = (int(data.splits[split].indices[0]) for split in ("train", "test"))
     still = examples.evaluation()[trained][0]
     turned = [still, still.flip(1), still.flip(2), still.flip(1, 2)]
     torch.manual_seed(0)
-    seen = set()
-    for _ in range(40):
-        x = examples[trained][0]
-        seen.add(next(k for k, one in enumerate(turned) if torch.equal(one, x)))
-    assert seen == {0, 1, 2, 3}
-    assert all(torch.equal(examples[tested][0], examples.evaluation()[tested][0]) for _ in range(5))
-    assert torch.equal(loaded("poverty", root, nightlights=False).examples[0][0][-1], torch.zeros(224, 224))
-    place = copied("poverty", root, tmp_path)
-    (place / "images").unlink()
-    (place / "images").mkdir()
-    np.savez_compressed(place / "images" / "landsat_poverty_img_1.npz", x=np.zeros((8, 2, 2)))
-    np.savez_compressed(place / "images" / "landsat_poverty_img_2.npz", y=np.zeros((8, 2, 2)))
-    (place / "images" / "landsat_poverty_img_3.npz").write_bytes(b"PK")
-    broken: Any = loaded("poverty", tmp_path).examples
-    for i, why in enumerate(("No such file", r"shape is \(8, 2, 2\)", "KeyError", "")):
-        with pytest.raises(InputError, match=rf"img_{i}\.npz' cannot be read.*{why}"):
-            broken[i]
+    drawn = [examples[trained][0] for _ in range(40)]
+    assert {next(k for k, one in enumerate(turned) if torch.equal(one, x)) for x in drawn} == {0, 1, 2, 3}
+    assert torch.equal(examples[tested][0], examples.evaluation()[tested][0])
+    means = examples[tested][0].reshape(8, 28, 8, 28, 8).mean((2, 4))
+    assert torch.allclose(means, small.examples[tested][0], atol=1e-5)
+    with pytest.raises(InputError, match="size=225"):
+        loaded("poverty", wilds_root, size=225)
 
 
-@pytest.mark.parametrize("name", ["fmow", "iwildcam", "amazon"])
-def test_the_check_compares_with_published_counts(
-    name: str, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    splits = loaded(name, root).splits
+def test_the_check_compares_with_published_counts(wilds_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = loaded("iwildcam", wilds_root).splits
     counts = {s: len(d.examples()) for s, d in splits.items()}
-    domains = {s: len(d) for s, d in splits.items()}
-    version = FOLDERS[name][-3:]
-    right = dataclasses.replace(published(name), counts={version: Counts(counts, domains)})
-    entry = registry.module(name)
-    monkeypatch.setattr(entry, "PUBLISHED", right)
-    found = check(root, dataset=name, workers=1)
-    assert found.problems == []
-    assert "The counts match the published ones" in str(found)
-    wrong = {version: Counts({**counts, "test": 70}, domains)}
-    monkeypatch.setattr(entry, "PUBLISHED", dataclasses.replace(right, counts=wrong))
-    assert check(root, dataset=name, workers=1).problems == [f"test has {counts['test']} examples, not 70"]
+    right = Counts(counts, {s: len(d) for s, d in splits.items()})
+    entry = registry.module("iwildcam")
+    for expected, problems in (
+        (right, []),
+        (Counts({**counts, "test": 70}), [f"test has {counts['test']} examples, not 70"]),
+    ):
+        changed = dataclasses.replace(published("iwildcam"), counts={"2.0": expected})
+        monkeypatch.setattr(entry, "PUBLISHED", changed)
+        assert check(wilds_root, dataset="iwildcam", workers=1).problems == problems

@@ -20,5 +20,5 @@ def wilds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Imitations of all six."""
     folder = tmp_path_factory.mktemp("wilds")
     for name in WILDS:
-        maker(name)(folder, 0, "small")
+        maker(name)(folder)
     return folder

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,19 +17,15 @@ from typing_extensions import Unpack
 
 from shoal.api.result import Result, write_files
 from shoal.api.source import Source, datasets_in, find_source, listed_algorithms, listed_names, make_folder
-from shoal.api.train import OF_BASELINES, model_fields
+from shoal.api.train import given_options, model_fields
 from shoal.errors import InputError, TableWarning
 from shoal.files import dump_json, read_json, write_atomically
 from shoal.options import (
     Algorithms,
     CompareOptions,
     DataOptions,
-    ModelOptions,
     Names,
     TrainingOptions,
-    TrainOptions,
-    as_flags,
-    declared,
     public,
     with_defaults,
 )
@@ -39,12 +35,13 @@ from shoal.settings import Few, Positive, Range
 if TYPE_CHECKING:
     import pandas
 
+    from shoal.api.refit import Importance
     from shoal.experiments.compare import Layout
     from shoal.experiments.config import RunConfig
     from shoal.experiments.race import Race, Stage, Times
     from shoal.experiments.recommend import Recommendation
     from shoal.experiments.record import RunRecord
-    from shoal.experiments.store import Store
+    from shoal.trained import Trained
 
 HOME = "shoal-compare"
 
@@ -60,12 +57,16 @@ class Comparison(Result):
         records: record of each run that did not fail.
         folder: folder of the runs and results.
         text: text that ``print`` shows.
+        options: options that do not change results, such as ``device``.
+        not_fitted: why no model was trained, if one was to be.
     """
 
     result: dict[str, Any]
     records: Sequence[RunRecord]
     folder: Path
     text: str
+    options: Mapping[str, Any] = field(repr=False)
+    not_fitted: str = ""
 
     @property
     def recommendation(self) -> Recommendation | None:
@@ -82,7 +83,43 @@ class Comparison(Result):
 
     @property
     def problems(self) -> list[str]:
-        return [f"{name}: {why}" for name, why in self.failed.items()]
+        failed = [f"{name}: {why}" for name, why in self.failed.items()]
+        return [*failed, *([self.not_fitted] if self.not_fitted else [])]
+
+    def refit(self, out: str | Path | None = None, *, row: str | None = None) -> Trained:
+        """Train the recommended algorithm on all domains, with the hyperparameters that were selected. ::
+
+            model = comparison.refit("model")
+            model.predict(new_patients)
+
+        The number of steps is selected on validation examples of all domains, and the model is then trained
+        on these too. The probabilities of a classifier are calibrated on held-out domains: this trains one
+        model per fold again (``calibrate=False`` in :func:`compare` avoids it).
+
+        Args:
+            out: new folder for the model, which :func:`shoal.load` and the commands take (default: it is only
+                in ``folder``).
+            row: another algorithm of the comparison (default: the recommended one).
+        """
+        from shoal.api.refit import refit
+
+        return refit(self, out, row)
+
+    def importance(self, *, row: str | None = None) -> Importance:
+        """Return which columns of a table matter to the recommended algorithm, and where they mislead.
+
+        One model per fold is trained again, and scored on its held-out domains with each column shuffled. The
+        result is in the report too.
+
+        Args:
+            row: another algorithm of the comparison (default: the recommended one).
+        """
+        from shoal.api.refit import importance
+
+        found = importance(self, row)
+        write_files(self.folder, {"importance.json": dump_json(found.to_dict())})
+        self.report(self.folder / "report.html")
+        return found
 
     def __str__(self) -> str:
         return self.text
@@ -115,11 +152,7 @@ class Comparison(Result):
         return pandas.DataFrame(rows).set_index("algorithm")
 
     def save(self, path: str | Path) -> Path:
-        """Write the results.
-
-        Args:
-            path: file with the extension .md, .csv (one line per case), .json or .html.
-        """
+        """Write the results to a file that ends in .md, .csv (one line per case), .json or .html."""
         from shoal.report import compare as view
 
         path, ending = Path(path), Path(path).suffix.lower()
@@ -137,11 +170,7 @@ class Comparison(Result):
         return view.figure(self.result)
 
     def report(self, path: str | Path) -> Path:
-        """Write an HTML report of this comparison.
-
-        Args:
-            path: file to write.
-        """
+        """Write an HTML report of this comparison to a file."""
         from shoal.api.report import write_page
 
         return write_page(self.folder, path).path
@@ -176,7 +205,7 @@ def compare(
     Args:
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
             folder of images arranged as folder/domain/class. In Python also a DataFrame, arrays (X, y,
-            domains) or a Hugging Face dataset; these are written to ``out`` once.
+            domains) or a Hugging Face dataset; these are saved in ``out``.
         algorithms: algorithms to compare, or all (default: all; for your own data a selection with controls,
             and for pretrained models recipes such as erm++); fish:regrouped is the control of Fish with
             random grouping, my_algorithm.py a file with an algorithm of your own. In Python also classes.
@@ -190,7 +219,8 @@ def compare(
             (default: up to 3, for about ten minutes on two cores).
         budget: time budget in minutes, for which the race is planned and after which no stage is started.
         exhaustive: run all trials and seeds of every algorithm (default: 3 of each), as publications require.
-        fit: folder of a model that is trained on all domains with the recommended algorithm.
+        fit: new folder for a model: the recommended algorithm trained on all domains. In Python see also
+            ``Comparison.refit``.
         out: folder for runs and results (default: a folder in shoal-compare named after the data).
         **options: options of every run, see :class:`~shoal.options.CompareOptions`.
 
@@ -213,14 +243,13 @@ def compare(
     if "settings" in options:
         raise InputError("belong to one algorithm, and compare searches them; use shoal.train.", "settings")
     full, asked = with_defaults(options, CompareOptions), listed_algorithms(algorithms)
-    of_data: Any = {name: value for name, value in options.items() if name in declared(DataOptions)}
-    metric: Any = options.get("metric")
     with datasets_in(options.get("data_dir")), _messages(bool(full["progress"])) as show:
+        of_data: Any = given_options(options, DataOptions)
         source = find_source(data, folder=out, home=HOME, **of_data)
-        where = layout(source.dataset, source.options, listed_names(held_out), metric)
+        where = layout(source.dataset, source.options, listed_names(held_out), options.get("metric"))  # type: ignore[arg-type]
         base, note = _base(source, where, options)
-        given = tuple(name for name in options if name in declared(TrainingOptions))
         rows = _rows(asked, base, where, source.own)
+        given = tuple(given_options(options, TrainingOptions))
         protocol = LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, given)
         protocol, unable, notes = protocol.checked(full["device"], bool(asked) and "all" not in asked)
         show(note, *where.messages, *notes, *(f"not compared: {n} ({why})" for n, why in unable.items()))
@@ -231,8 +260,9 @@ def compare(
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
         about: dict[str, Any] = {"title": Path(source.given).name if source.own else base.dataset}
         about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned, "cautions": notes}
-        _make_folder(folder, source, about["title"])
-        return _Job(source, race, times, folder, full, about, show).run(budget)
+        _make_folder(folder, source, about["title"], fit)
+        found = _Job(source, race, times, folder, full, about, show).run(budget)
+        return _fitted(found, fit, show)
 
 
 def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[RunConfig, str]:
@@ -241,7 +271,7 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
     from shoal.experiments.config import RunConfig
     from shoal.experiments.search import with_rate
 
-    given = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
+    given = given_options(options, TrainingOptions)
     steps = given.get("steps") or int(where.defaults["steps"])
     fields = {"batch_size": where.defaults["batch"], "eval_every": max(1, steps // 10), "steps": steps}
     fields |= {"data_options": source.options, "holdout": where.holdout}
@@ -265,7 +295,7 @@ def _rows(asked: Sequence[str], base: RunConfig, where: Layout, own: bool) -> li
 def _folder(source: Source, named: bool) -> Path:
     """A folder named after the data: of a table by its content, of other data of one's own by their place.
 
-    Data in memory were written to it.
+    Data in memory are saved in it.
     """
     if not named:
         return Path(source.given).parent
@@ -274,14 +304,38 @@ def _folder(source: Source, named: bool) -> Path:
     return Path(HOME) / f"{Path(source.given).resolve().stem or 'data'}{own}"
 
 
-def _make_folder(folder: Path, source: Source, title: str) -> None:
-    """Make the folder, which must not contain another experiment."""
+def _make_folder(folder: Path, source: Source, title: str, fit: str | Path | None) -> None:
+    """Make the folder, which must not contain another experiment; that of a model may be new or its own."""
+    if fit is not None and Path(fit).exists() and not (Path(fit) / "inputs.json").exists():
+        raise InputError(f"{str(fit)!r} exists; choose a new folder.", "fit")
     make_folder(folder, source.given, kind="comparison")
     if (path := folder / "comparison.json").exists():
         before = read_json(path)
         other = before.get("title") if isinstance(before, dict) else "another file"
         if other != title and not str(other).startswith("data-"):
             raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
+
+
+def _fitted(found: Comparison, folder: str | Path | None, show: Callable[..., None]) -> Comparison:
+    """The comparison, after the recommended algorithm was trained on all domains, or with how to do that."""
+    if folder is None:
+        about, text = found.recommendation, found.text
+        if about and about.row:
+            text += f"\nTo train {about.row} on all domains: the same command with --fit FOLDER."
+        return replace(found, text=text)
+    show("training the recommended algorithm on all domains")
+    try:
+        model = found.refit(folder)
+    except InputError as error:
+        problem = f"Not fitted: {error}"
+        return replace(found, text=f"{found.text}\n{problem}", not_fitted=problem)
+    name = shlex.quote(str(folder))
+    lines = [f"Trained on all domains: {folder}. To predict, score and export:"]
+    lines += [f"  shoal {words}" for words in (f"predict {name} NEW", f"score {name} LABELLED")]
+    text = "\n".join([found.text, *lines, f"  shoal export {name}"])
+    if model.inputs.get("kind") == "table":
+        text += f"\n\n{found.importance()}"
+    return replace(found, text=text)
 
 
 @contextlib.contextmanager
@@ -299,11 +353,6 @@ def _messages(progress: bool) -> Iterator[Callable[..., None]]:
         yield show
 
 
-def many(number: int, what: str) -> str:
-    """``1 run``, ``2 runs``."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
 @dataclass
 class _Job:
     """A race that is planned, and where its runs and tables go."""
@@ -316,11 +365,10 @@ class _Job:
     about: Mapping[str, Any]
     show: Callable[..., None]
 
-    @property
-    def store(self) -> Store:
+    def __post_init__(self) -> None:
         from shoal.experiments.store import Store
 
-        return Store(self.folder / "runs")
+        self.store = Store(self.folder / "runs")
 
     def run(self, minutes: float | None) -> Comparison:
         """Run the stages, and write the table after each of them."""
@@ -334,17 +382,14 @@ class _Job:
         how = {name: self.options[name] for name in ("engine", "device", "jobs")}
         how["options"] = {name: self.options[name] for name in ("workers", "compile", "deterministic")}
         for number, stage in enumerate(stages):
-            began = time.monotonic()
+            began, of = time.monotonic(), f"of {len(stages)}"
             if minutes is not None and number and began - start > 60 * minutes:
                 result["race"]["ended"] = "budget"
-                self.show(
-                    f"the budget of {minutes:g} minutes is used up after stage {number} of {len(stages)}"
-                )
+                self.show(f"the budget of {minutes:g} minutes is used up after stage {number} {of}")
                 break
             configs = self.race.plan(stage)
-            new = bool(self.store.missing(configs))
-            if new:
-                self.show(f"stage {number + 1} of {len(stages)}: {self._described(stage)}")
+            if new := bool(self.store.missing(configs)):
+                self.show(f"stage {number + 1} {of}: {self._described(stage)}")
             try:
                 progress = bool(self.options["progress"])
                 failed.update(execute(configs, self.store, progress=progress, **how).failed)
@@ -353,10 +398,9 @@ class _Job:
                     raise
                 result["race"]["ended"] = "interrupted"
                 self._written(result)
-                where = f"after stage {number} of {len(stages)} are in {self.folder}"
-                raise Interrupted(
-                    f"interrupted. The results {where}; the same command resumes.", stop.signal
-                ) from stop
+                where = f"after stage {number} {of} are in {self.folder}"
+                text = f"interrupted. The results {where}; the same command resumes."
+                raise Interrupted(text, stop.signal) from stop
             result = self.race.close(stage, self.store.found, failed) | about
             self._tables(result)
             if new and number + 1 < len(stages):
@@ -367,6 +411,7 @@ class _Job:
         """Say what will be run and how long it takes, and on which columns of a table."""
         from shoal.experiments.execute import count_jobs
         from shoal.experiments.progress import duration
+        from shoal.report.tables import many
 
         race, protocol, stages = self.race, self.race.protocol, self.race.stages
         if not self.store.missing(race.plan(stages[-1])):
@@ -404,6 +449,8 @@ class _Job:
 
     def _described(self, stage: Stage) -> str:
         """What a stage runs."""
+        from shoal.report.tables import many
+
         count = len([row for row in stage.rows if row not in self.race.left])
         if stage.name in ("baselines", "algorithms"):
             return f"{many(count, stage.name[:-1])} once, with the defaults"
@@ -440,53 +487,6 @@ class _Job:
             written.append(write_page(self.folder).path.name)
         except InputError as error:
             self.show(str(error))
-        configs = self.race.configs
-        commands = _commands(self.source, configs, result)
-        text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}.{commands}"
-        return Comparison(result, self.store.found(configs), self.folder, text)
-
-
-def _commands(source: Source, configs: Sequence[RunConfig], result: Mapping[str, Any]) -> str:
-    """Commands that train the recommended row on every domain, then predict, score and export."""
-    from shoal.experiments.compare import selected_trial
-
-    about = result["recommendation"]
-    if not source.own or not about or about["state"] == "majority":
-        return ""
-    name = about["nearest"]
-    if (selected := selected_trial(configs, result["cases"], name)) is None:
-        return ""
-    config, times, cases = selected
-    folder = f"runs/{name.lower()}-{config.identity[:8]}"
-    kind = Path(source.given).suffix if Path(source.given).is_file() else ""
-    lines = [
-        f"To train {name} on all domains, with the hyperparameters selected in {times} of "
-        f"{many(cases, 'split')}, and then predict, score and export:",
-        train_command(config, source, folder),
-        shlex.join(["shoal", "predict", folder, f"NEW{kind}"]),
-        shlex.join(["shoal", "score", folder, f"LABELLED{kind}"]),
-        shlex.join(["shoal", "export", folder]),
-    ]
-    return "\n" + "\n  ".join(lines)
-
-
-def train_command(config: RunConfig, source: Source, folder: str) -> str:
-    """The shell command that trains a run of a comparison on all domains, with the same options.
-
-    It calls Python where an option has no flag.
-    """
-    from shoal.experiments.baselines import is_one
-    from shoal.training.recipes import find_recipe
-
-    recipe = find_recipe(config.name)
-    algorithm = recipe.name if recipe else config.algorithm.partition("@")[0]
-    known = {*declared(ModelOptions), *declared(TrainingOptions)}
-    known &= set(OF_BASELINES) if is_one(config) else known
-    implied = {**(recipe.options if recipe else {}), "seed": config.seed}
-    options = {n: v for n, v in config.given().items() if n in known and implied.get(n) != v}
-    options = {**source.arguments, "held_out": "none", **options, "out": folder}
-    flags = [n for n, each in declared(TrainOptions).items() if "train" in each.option.commands.split()]
-    if options.keys() <= {*flags, "held_out", "out"}:
-        return shlex.join(["shoal", "train", algorithm, source.given, *as_flags(options)])
-    arguments = ", ".join([repr(algorithm), repr(source.given), *(f"{n}={v!r}" for n, v in options.items())])
-    return shlex.join(["python", "-c", f"import shoal; shoal.train({arguments})"])
+        text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}."
+        records = self.store.found(self.race.configs)
+        return Comparison(result, records, self.folder, text, self.options)

@@ -131,7 +131,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, tell: Callable[[str], 
 
     published: Published = module.PUBLISHED
     place = find(published.name, folder)
-    data = module.load(folder=str(place.folder), version=place.version)
+    data = module.load(folder=str(place.folder))
     examples: Any = data.examples
     parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
     bad: dict[int, str] = {}
@@ -267,10 +267,6 @@ def _unlike(layout: Layout, counts: Mapping[str, int], classes: Mapping[str, Map
         problems += [f"{d} has {counts[d]:,} images, not {number:,}" for d, number in different.items()]
     there = len(next(iter(classes.values()), {}))
     problems += [f"there are {there} classes, not {layout.classes}"] * (there != layout.classes)
-    for domain, labels in layout.by_class.items() if differences[layout.source] else ():
-        for label, number in labels.items():
-            if (count := classes.get(domain, {}).get(label, number)) != number:
-                problems.append(f"{domain} has {count:,} images of {label}, not {number:,}")
     return problems
 
 
@@ -362,7 +358,7 @@ def _planned(plan: Mapping[str, Any]) -> str:
     for one in plan["files"]:
         size = amount(one["size"]) if one["size"] else "size unknown"
         kind, _, value = (one["checksum"] or "").partition(":")
-        checksum = f"{kind} {value} ({one['said_by']})" if kind else "no checksum is published"
+        checksum = f"{kind} {value} ({one['checksum_from']})" if kind else "no checksum is published"
         lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
     return "\n".join(lines)
 

@@ -145,7 +145,8 @@ def _page(
         return records, page.sweep_page(result, records, title, notes)
     paths = [folder / "runs" / f"{identity}.json" for identity in list(result["identities"])]
     records = _records([path for path in paths if path.exists()], notes)
-    return records, page.comparison_page(result, records, report, title, notes)
+    importance = _content(folder / "importance.json", notes)
+    return records, page.comparison_page(result, records, report, title, notes, importance)
 
 
 def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:

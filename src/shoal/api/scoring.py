@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +13,20 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from shoal.api.score import Group, Score
+from shoal.api.score import BY_DOMAIN, Group, Score
 from shoal.data import reading
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
 from shoal.experiments.drift import ColumnDrift, column_drift
-from shoal.experiments.statistics import Estimate, calibration, classification, regression
+from shoal.experiments.statistics import (
+    Estimate,
+    calibration,
+    classification,
+    codes_of,
+    estimate,
+    mean_interval,
+    metric_functions,
+    regression,
+)
 from shoal.trained import Trained, input_errors
 
 Array = NDArray[Any]
@@ -97,7 +108,49 @@ def _numbered(labels: Sequence[Any], classes: Sequence[str]) -> tuple[Array, dic
     return np.array([number.get(name, np.nan) for name in labels]), dict(unknown.most_common())
 
 
-def scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Score:
+class Scored(NamedTuple):
+    """A score, and what it is made of: predictions and labels by row, and which rows are used."""
+
+    score: Score
+    predicted: Array
+    """Probabilities (n, classes), or numbers (n,)."""
+    labels: Labels
+    used: Array
+
+
+def scored(
+    trained: Trained,
+    data: Any,
+    columns: Mapping[str, str | None],
+    column: str | None,
+    batch_size: int,
+    workers: int,
+) -> Scored:
+    """Read labelled data, and score a model on them; ``columns`` has the label, domain and group."""
+    kind, task = trained.inputs.get("kind", "array"), trained.about.task
+    if kind == "array" or task in ("multilabel", "dense"):
+        raise InputError(
+            f"this is a model for {task} with {kind} input; score supports classification and regression of "
+            "tables, of text in tables and of images in folders. For others, use predict_proba."
+        )
+    if kind == "image" and not (isinstance(data, str | Path) and Path(data).expanduser().is_dir()):
+        raise InputError("must be a folder with images, as domain/class/image or class/image.", "data")
+    if kind != "image" and reading.rows_of(data) is None:
+        raise InputError(f"this model takes a table (.csv, .parquet …), not {shown(data)}.", "data")
+    table = reading.as_table(data) if kind != "image" else None
+    labels = labels_of_table(trained, table, **columns) if table is not None else None
+    reader = trained.reader(column=column)
+    parts = [(batch.names, output) for batch, output in trained.outputs(reader, data, batch_size, workers)]
+    labels = labels or labels_of_paths(trained, [name for names, _ in parts for name in names])
+    result = _scored(trained, data, np.concatenate([output for _, output in parts]), labels)
+    notes = [*labels.notes, *reader.doubts]
+    if kind == "table" and table is not None:
+        drift, more = drift_of(trained, table, labels.entities)
+        return result._replace(score=replace(result.score, drift=drift, notes=(*notes, *more)))
+    return result._replace(score=replace(result.score, notes=tuple(notes)))
+
+
+def _scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Scored:
     """Metrics of all rows and of each domain, and the calibration."""
     numeric, used = trained.about.classes is None, ~np.isnan(labels.values)
     if not used.any():
@@ -118,9 +171,12 @@ def scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Score
         metrics = metrics_of(predicted[own], y[own], entities)
         return Group(name, len(own), len(np.unique(entities)), metrics, seen)
 
+    def reliability(probabilities: Array) -> dict[str, Any]:
+        return calibration(probabilities[used], y[used], labels.entities[used])
+
     overall, seen = group("all rows", np.flatnonzero(used)), _seen(trained.record)
-    by_domain = pandas.Series(used).groupby(np.array(labels.domains, object)).indices
-    return Score(
+    raw = None if numeric or trained.temperature == 1 else trained.probabilities(outputs, calibrated=False)
+    score = Score(
         model=str(trained.folder or trained),
         data=repr(str(data)) if isinstance(data, str | Path) else "the table",
         task="regression" if numeric else "classification",
@@ -130,15 +186,73 @@ def scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Score
         rows=len(used),
         overall=overall,
         domains=tuple(
-            group(n, rows, seen.get(n, "new") if seen else "") for n, rows in sorted(by_domain.items())
+            group(n, rows, seen.get(n, "new") if seen else "") for n, rows in _by_domain(labels).items()
         ),
         class_names=trained.classes,
         unlabelled=int((~used).sum()) - sum(labels.unusable.values()),
         unusable=labels.unusable,
-        calibration=None if numeric else calibration(predicted[used], y[used], labels.entities[used]),
-        drift=None,
-        notes=labels.notes,
+        calibration=None if numeric else reliability(predicted),
+        uncalibrated=None if raw is None else reliability(raw),
     )
+    return Scored(score, predicted, labels._replace(values=y), used)
+
+
+def _by_domain(labels: Labels) -> dict[str, Array]:
+    """The rows of each domain, by name."""
+    rows = pandas.Series(range(len(labels.domains))).groupby(np.array(labels.domains, object)).indices
+    return {str(name): rows[name] for name in sorted(rows)}
+
+
+def differences(models: Sequence[Scored]) -> dict[str, dict[str, dict[str, Estimate]]]:
+    """The differences of the other models to the first, paired by row, with intervals."""
+    first, found = models[0], dict[str, dict[str, dict[str, Estimate]]]()
+    for other in models[1:]:
+        for what in ("task", "class_names", "label"):
+            one, two = (
+                sorted(v) if what == "class_names" else v
+                for v in (getattr(m.score, what) for m in (first, other))
+            )
+            if one != two:
+                raise InputError(
+                    f"cannot be scored together: the {what.replace('_', ' ')} of {first.score.model} is "
+                    f"{shown(one)}, and that of {other.score.model} {shown(two)}.",
+                    "model",
+                )
+        every = first.used & other.used
+        groups = {"all rows": np.flatnonzero(every)}
+        domains = {n: rows[every[rows]] for n, rows in _by_domain(first.labels).items()}
+        if len(domains) > 1:
+            groups |= domains
+        each = {name: _paired(first, other, rows) for name, rows in groups.items() if len(rows)}
+        if len(domains) > 2:
+            mean = {
+                metric: _mean([each[n][metric] for n in domains if n in each]) for metric in each["all rows"]
+            }
+            each = {"all rows": each.pop("all rows"), "mean over domains": mean, **each}
+        name = other.score.model
+        found[name if name not in found else f"{name} ({len(found) + 2})"] = each
+    return found
+
+
+def _paired(first: Scored, other: Scored, rows: Array) -> dict[str, Estimate]:
+    """The difference of each metric on some rows; they are those of both models."""
+    codes = codes_of(first.labels.entities[rows], len(rows))
+    one, two = (metric_functions(m.predicted[rows], m.labels.values[rows]) for m in (first, other))
+
+    def difference(metric: str, some: Array) -> float:
+        return two[metric](some) - one[metric](some)
+
+    names = BY_DOMAIN[first.score.task]
+    return {name: estimate(partial(difference, name), codes, "number") for name in names}
+
+
+def _mean(values: Sequence[Estimate]) -> Estimate:
+    """The mean over domains, which are independent; domains without a value are left out."""
+    known = [each.value for each in values if each.value is not None]
+    if len(known) < 3:
+        return Estimate(None, undefined="fewer than three domains")
+    mean = mean_interval(known)
+    return Estimate(mean.mean, mean.low, mean.high)
 
 
 def drift_of(

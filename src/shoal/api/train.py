@@ -223,7 +223,7 @@ def configuration(
         label = display_name(algorithm)
     else:
         algorithm = spelled(algorithm)
-    source = find_source(data, held_out=held_out, **_some(options, DataOptions))
+    source = find_source(data, held_out=held_out, **given_options(options, DataOptions))
     fields: dict[str, Any] = {"data_options": source.options, "label": label}
     if algorithm in baselines.SPACES:
         for name, value in options.items():
@@ -236,7 +236,7 @@ def configuration(
         steps = baselines.TREES if algorithm == baselines.BOOSTING else 1
         config = RunConfig(source.dataset, algorithm, steps, select="best", **fields)
     else:
-        fields |= {"steps": 1000, **_some(options, TrainingOptions), **model_fields(options)}
+        fields |= {"steps": 1000, **given_options(options, TrainingOptions), **model_fields(options)}
         config = RunConfig(source.dataset, algorithm, **fields)
         config = config if recipe is None else with_model_options(recipe, config)
         config, rate = with_rate(config)
@@ -244,14 +244,16 @@ def configuration(
     return config, source, rate
 
 
-def _some(options: Mapping[str, Any], of: type) -> dict[str, Any]:
-    """The given options of one kind."""
+def given_options(options: Mapping[str, Any], of: type) -> dict[str, Any]:
+    """The options of one kind that were given."""
     return {name: value for name, value in options.items() if name in declared(of)}
 
 
 def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The model in a run configuration, where a frozen backbone is one of its options."""
-    fields = {name: v for name, v in _some(options, ModelOptions).items() if name != "freeze_backbone"}
+    fields = {
+        name: v for name, v in given_options(options, ModelOptions).items() if name != "freeze_backbone"
+    }
     if options.get("freeze_backbone"):
         if not fields.get("model_options", {}).get("frozen", True):
             raise InputError("contradicts frozen=False in model_options.", "freeze_backbone")

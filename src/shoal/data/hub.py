@@ -145,7 +145,7 @@ def _columns(dataset: Any) -> list[str]:
         raise InputError(f"this has the splits {names}; select one, such as dataset['train'].")
     if not is_hf(dataset):
         got = f"got {type(dataset).__name__}. Other data: from_table, from_arrays, from_dataset."
-        raise InputError(f"a Dataset of Hugging Face is needed (pip install 'shoal[hf]'), {got}")
+        raise InputError(f"a Dataset of Hugging Face is needed (pip install 'shoal[text]'), {got}")
     if not hasattr(dataset, "__len__"):
         raise InputError("a streaming dataset cannot be split by domain; load it without streaming.")
     return list(dataset.column_names)

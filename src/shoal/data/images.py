@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.sampler import key
-from shoal.data.splits import last_domain, natural_key
+from shoal.data.splits import SHARE, last_domain, natural_key
 from shoal.data.splits import split as split_by_domain
 from shoal.errors import InputError
 from shoal.settings import Pixels, checked
@@ -42,7 +42,6 @@ LAYOUT = "the layout is folder/domain/class/image"
 BAD = ("stop", "skip")
 SPLITS = ("train", "validation", "test")
 VALIDATION_AUGMENTATION = 23  # what a key is for
-SMALL, MOST_SMALL = 64 * 64, 80_000  # decoded images of at most so many pixels are kept in memory
 
 
 class Unreadable(Exception):
@@ -327,9 +326,6 @@ class ImageFiles(Examples):
         self.augment = Augment(size) if augment else None
         self.augment_validation, self.evaluated, self.raw = augment_validation, False, False
         self.split = np.zeros(len(files), np.int8)  # 1 train, 2 validation, others higher; 0: none
-        # In memory that processes share: what one found bad, no other opens or reports again.
-        self.known_bad = torch.zeros(len(files) if bad == "skip" else 0, dtype=torch.uint8).share_memory_()
-        self.small: dict[int, NDArray[np.uint8]] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -406,48 +402,68 @@ class ImageFiles(Examples):
 
     def _read(self, index: int, least: int) -> tuple[int, Image]:
         """The file or what takes its place, decoded, and which one it is."""
-        from PIL import Image
-
-        if (pixels := self.small.get(index)) is not None:
-            return index, Image.fromarray(pixels)
         problems: list[str] = []
         for i in self._candidates(index):
             try:
-                image = self.decoded(i, least)
+                return i, self.decoded(i, least)
             except Unreadable as error:
                 problems.append(str(error))
-                if self.bad == "skip" and not self.known_bad[i]:
-                    self.known_bad[i] = 1
+                if self.bad == "skip":
                     warnings.warn(f"the image {self.path(i)!r} is skipped: {error}", stacklevel=2)
-                continue
-            if i == index and image.width * image.height <= SMALL and len(self.small) < MOST_SMALL:
-                self.small[index] = np.asarray(image)
-            return i, image
         why = problems[0] if self.bad == "stop" else "nor can any other of its domain and split"
         raise InputError(
             f"the image {self.path(index)!r} cannot be read ({why}). Download it again, or skip "
             "unreadable images with bad='skip'; `shoal data check` lists them all."
         )
 
-    def _candidates(self, index: int) -> list[int]:
+    def _candidates(self, index: int) -> Iterator[int]:
         """The file, and those that may take its place: its class before others, the next before the first."""
-        if self.bad == "stop":
-            return [index]
-        near = (self.groups == self.groups[index]) & (self.split == self.split[index])
-        places = np.flatnonzero(near & (self.known_bad.numpy() == 0))
-        order = np.lexsort(((places - index) % len(self), self.labels[places] != self.labels[index]))
-        return list(places[order])
+        yield index
+        if self.bad == "skip":
+            near = (self.groups == self.groups[index]) & (self.split == self.split[index])
+            near[index] = False
+            places = np.flatnonzero(near)
+            order = np.lexsort(((places - index) % len(self), self.labels[places] != self.labels[index]))
+            yield from places[order].tolist()
 
 
-def split_files(files: pd.DataFrame, held_out: str | list[str] | None, seed: int) -> dict[str, Domains]:
+def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
+    """For each file the first with the same content: as examples, copies are one image.
+
+    Only files of the same size are read. Copies with different labels are refused, others are mentioned.
+    """
+    sizes = files["path"].map(lambda path: os.stat(path).st_size if os.path.exists(path) else 0)
+    first, seen = np.arange(len(files)), dict[bytes, int]()
+    for row in np.flatnonzero(sizes.duplicated(keep=False) & (sizes > 0)):
+        with open(files["path"][row], "rb") as file:
+            first[row] = seen.setdefault(hashlib.file_digest(file, "sha1").digest(), int(row))
+    copies = np.flatnonzero(first != np.arange(len(files)))
+    for row in copies:
+        pair = f"{files['path'][first[row]]!r} and {files['path'][row]!r} are the same image"
+        if files["label"][row] != files["label"][first[row]]:
+            raise InputError(
+                f"{pair} with different labels; remove one. `shoal data check` lists all copies."
+            )
+    if len(copies):
+        more = f" (and {len(copies) - 1:,} more copies)" if len(copies) > 1 else ""
+        message = f"{pair}{more}: copies count once, and are held out with each of their domains."
+        warnings.warn(message, stacklevel=4)
+    return first
+
+
+def split_files(
+    files: pd.DataFrame, held_out: str | list[str] | None, seed: int, copies: bool = True
+) -> dict[str, Domains]:
     """``held_out`` as the test split, and a fifth of every other domain for validation under its name.
 
-    ``None`` holds out the last domain in natural order, ``[]`` none.
+    ``None`` holds out the last domain in natural order, ``[]`` none. If ``copies`` may be images of their
+    own, their content is not compared.
     """
-    codes, names = files["domain"].cat.codes, files["domain"].cat.categories
-    domains = Domains.from_indices({name: np.flatnonzero(codes == n) for n, name in enumerate(names)})
+    first = np.arange(len(files)) if copies else first_copies(files)
+    codes, names = files["domain"].cat.codes.to_numpy(), files["domain"].cat.categories
+    domains = Domains.from_indices({name: np.unique(first[codes == n]) for n, name in enumerate(names)})
     chosen = last_domain(names) if held_out is None else held_out
-    return split_by_domain(domains, chosen if isinstance(chosen, list) else [str(chosen)], 0.2, seed)
+    return split_by_domain(domains, chosen if isinstance(chosen, list) else [str(chosen)], SHARE, seed)
 
 
 def image_data(

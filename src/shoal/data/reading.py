@@ -455,7 +455,7 @@ def has(package: str) -> bool:
 def _need(package: str, where: str, what: str) -> None:
     if not has(package):
         raise InputError(
-            f"{where} is {what}, which requires {package}: pip install 'shoal[tables]', or save it as CSV."
+            f"{where} is {what}, which requires {package}: pip install 'shoal[excel]', or save it as CSV."
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from shoal.errors import InputError, shown
+from shoal.errors import InputError
 
 Form = Literal["name", "table file", "image folder", "table", "arrays", "hugging face", "domain data"]
 
@@ -43,7 +43,7 @@ def form_of(data: Any) -> Form:
         return "domain data"
     raise InputError(
         f"data must be the name of a dataset, a file, a folder, a DataFrame, a mapping of columns, a Hugging "
-        f"Face dataset or arrays (X, y, domains), got {shown(data)}."
+        f"Face dataset or arrays (X, y, domains), got {type(data).__name__}."
     )
 
 

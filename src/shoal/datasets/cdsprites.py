@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import colorsys
 import math
-import zipfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,29 +94,6 @@ def _in_heart(across: Tensor, down: Tensor) -> Tensor:
     return bracket.sub_(even).abs_() <= odd
 
 
-def read_archive(path: str | Path) -> tuple[Tensor, Tensor]:
-    """The images (n, 64, 64) uint8 and latents (n, 5) of an original dSprites ``.npz`` file."""
-    try:
-        # The archive also holds a pickled `metadata`; arrays are read one by one, and that one never is.
-        with np.load(path, allow_pickle=False) as archive:
-            images, classes = archive["imgs"], archive["latents_classes"]
-    except FileNotFoundError as error:
-        raise InputError(f"there is no dSprites archive at {str(path)!r}.") from error
-    except (OSError, zipfile.BadZipFile, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise InputError(f"{str(path)!r} is not a dSprites archive: {error}.") from error
-    shapes = images.shape == (len(images), 64, 64) and classes.shape == (len(images), 6)
-    latents = (
-        classes[:, 1:].astype(np.int64) if shapes else classes
-    )  # the colour, which is always white, first
-    if not shapes or images.dtype != np.uint8 or not ((latents >= 0) & (latents < LATENT_SIZES)).all():
-        raise InputError(
-            f"{str(path)!r} is not a dSprites archive: imgs are {images.dtype} {images.shape}, "
-            "latents_classes "
-            f"{classes.dtype} {classes.shape}, or latents are not of dSprites."
-        )
-    return torch.from_numpy(images), torch.from_numpy(latents)
-
-
 class SpriteData(TensorData):
     """Coloured sprites, painted batch by batch from one byte per pixel and one colour per example.
 
@@ -140,15 +115,12 @@ class SpriteData(TensorData):
     @property
     def x(self) -> Tensor:
         """All images, a twelfth of whose memory is held."""
-        return self.batch(torch.arange(len(self), device=self.device))[0]
+        return self[torch.arange(len(self), device=self.device)][0]
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.masks[index] * self.palette[self.colours[index]][:, None, None], self.y[index]
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images float32 (b, 3, size, size) in [0, 1] and labels at ``indices``, on the data's device."""
-        colours = self.palette[self.colours[indices]]
-        return self.masks[indices].unsqueeze(1) * colours[:, :, None, None], self.y[indices]
+    def __getitem__(self, index: Any) -> tuple[Tensor, Tensor]:
+        """Images float32 (…, 3, size, size) in [0, 1] and labels at ``index``."""
+        colours = self.palette[self.colours[index]][..., None, None]
+        return self.masks[index].unsqueeze(-3) * colours, self.y[index]
 
     def to(self, device: torch.device | str) -> Self:
         if self.device == torch.device(device):
@@ -163,7 +135,6 @@ def load(
     size: Literal[64, 32] = 64,
     palette: Literal["adjacent", "random"] = "adjacent",
     per_domain: Count | None = None,
-    archive: str | Path | None = None,
     seed: Seed = 0,
 ) -> DomainData:
     """Make CdSprites-N with N = ``domains``.
@@ -178,35 +149,26 @@ def load(
         palette: ``"adjacent"``: 2N hues evenly round the colour wheel, so a domain's two colours are
             neighbours; ``"random"``: 2N independent RGB colours. The choice decides what can be learned.
         per_domain: use only this many examples of each part, the first ones.
-        archive: an original dSprites ``.npz`` to take the images from; by default they are drawn.
         seed: for the shuffle, the test colours and the random palette.
     """
-    images, latents = (None, latent_grid()) if archive is None else read_archive(archive)
-    used = torch.isin(latents[:, 0], torch.tensor(SHAPES_USED)).nonzero().squeeze(1)
-    generator = torch.Generator().manual_seed(seed)
-    part = len(used) // (domains + 2)
-    if part < 2:
-        raise InputError(f"domains must leave 2 examples for each part of {len(used)}; {domains} do not.")
-    order = torch.randperm(len(used), generator=generator)[: (domains + 2) * part].view(domains + 2, part)
+    latents, generator = latent_grid(), torch.Generator().manual_seed(seed)
+    part = len(latents) // (domains + 2)
     count = part if per_domain is None else per_domain
     if not 2 <= count <= part:
-        raise InputError(
-            f"per_domain must be from 2 to {part}, one of {domains + 2} parts of {len(used)} examples; not "
-            f"{per_domain!r}."
-        )
+        each = f"each of {domains + 2} parts of {len(latents)} examples has {part}"
+        raise InputError(f"{each}; it must have at least 2, and per_domain={per_domain} of them.")
+    order = torch.randperm(len(latents), generator=generator)[: (domains + 2) * part].view(domains + 2, part)
     # Drawn for whole parts, so that `per_domain` only shortens them and changes nothing else.
     any_colours = torch.randint(2 * domains, (2, part), generator=generator)
     hues = [colorsys.hsv_to_rgb(i / (2 * domains), 1.0, 1.0) for i in range(2 * domains)]
     paints = torch.tensor(hues) if palette == "adjacent" else torch.rand(2 * domains, 3, generator=generator)
-    chosen = used[order[:, :count].flatten()]
-    y = latents[chosen, 0]
+    latents = latents[order[:, :count].flatten()]
+    y = latents[:, 0]
     own_colours = 2 * torch.arange(domains)[:, None] + y.view(domains + 2, count)[:domains]
     colours = torch.cat([own_colours, any_colours[:, :count]]).flatten()
-    rows = torch.arange(len(chosen)).view(domains + 2, count).numpy()
-    drawn = _Drawn(latents[chosen], size)
-    masks: Any = drawn if images is None else images[:, :: 64 // size, :: 64 // size][chosen]
+    rows = torch.arange(len(y)).view(domains + 2, count).numpy()
     return DomainData(
-        examples=SpriteData(masks, colours, paints, y),
+        examples=SpriteData(partial(_draw, latents, size), colours, paints, y),
         splits={
             "train": Domains.from_indices({f"domain {i}": rows[i] for i in range(domains)}),
             "validation": Domains.from_indices({"validation": rows[domains]}),
@@ -220,16 +182,10 @@ def load(
     )
 
 
-class _Drawn:
-    """Draws the sprites on a device."""
-
-    def __init__(self, latents: Tensor, size: int) -> None:
-        self.latents, self.size = latents, size
-
-    def __call__(self, device: torch.device) -> Tensor:
-        # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels.
-        where = "cuda" if device.type == "cpu" and torch.cuda.is_available() else device
-        return render(self.latents, self.size, device=where).to(device)
+def _draw(latents: Tensor, size: int, device: torch.device) -> Tensor:
+    # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels.
+    where = "cuda" if device.type == "cpu" and torch.cuda.is_available() else device
+    return render(latents, size, device=where).to(device)
 
 
 cdsprites = SimpleNamespace(load=load)

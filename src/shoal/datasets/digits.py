@@ -31,45 +31,43 @@ from shoal.settings import Count, Seed
 ANGLES = {f"{angle}°": angle for angle in (0, 15, 30, 45, 60, 75)}
 LABEL_NOISE = 0.25
 COLOUR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
-FILES = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
-PLACES: dict[str, Any] = {"home": "mnist", "inside": (".", "raw", "MNIST/raw"), "endings": ("", ".gz")}
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 MD5 = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
+"""MNIST's files, and what torchvision says of each with .gz after its name."""
+FILES = tuple(MD5)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+
+
+def _paths(folder: str | Path | None) -> list[Path]:
+    inside, endings = (".", "raw", "MNIST/raw"), ("", ".gz")
+    return find_files(FILES, folder=folder, home="mnist", inside=inside, endings=endings, get="rotated-mnist")
 
 
 def _find(folder: Path) -> Path | None:
-    for place in (folder / PLACES["home"], folder):
+    for place in (folder / "mnist", folder):
         try:
-            return find_files(FILES, folder=place, **PLACES)[0].parent
+            return _paths(place)[0].parent
         except InputError:
             continue
     return None
 
 
-DOWNLOAD = Download(
-    "mnist",
-    tuple(
-        Source(name, tuple(f"{m}{name}" for m in MIRRORS), f"md5:{md5}", "torchvision")
-        for name, md5 in MD5.items()
-    ),
-    find=_find,
+SOURCES = tuple(
+    Source(f"{name}.gz", tuple(f"{m}{name}.gz" for m in MIRRORS), f"md5:{md5}", "torchvision")
+    for name, md5 in MD5.items()
 )
+DOWNLOAD = Download("mnist", SOURCES, find=_find)
 
 
 class ByteImages(TensorData):
     """Images kept as bytes, a quarter of the memory; they become float32 in [0, 1] batch by batch."""
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: Any) -> tuple[Tensor, Tensor]:
         return self.x[index].float() / 255, self.y[index]
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images float32 in [0, 1] and labels at ``indices``, on the data's device."""
-        return self.x[indices].float() / 255, self.y[indices]
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
@@ -84,7 +82,7 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 def read_mnist(folder: str | Path | None) -> tuple[Tensor, Tensor]:
     """Images uint8 (70000, 28, 28) and digits int64 in the order of the files, training before test."""
-    paths = find_files(FILES, folder=folder, get="rotated-mnist", **PLACES)
+    paths = _paths(folder)
     images, labels = ([_read_idx(path, n) for path in paths[i::2]] for i, n in ((0, 3), (1, 1)))
     for path, x, y in zip(paths[1::2], images, labels, strict=True):
         if len(x) != len(y) or (y > 9).any() or x.shape[1:] != (28, 28):
@@ -125,12 +123,9 @@ def rotate_by_domain(images: Tensor) -> Tensor:
     """Images (n, h, w), each rotated by the angle of its domain, i mod 6; bytes are rounded to bytes."""
     x = torch.empty_like(images)
     for i, angle in enumerate(ANGLES.values()):
-        # In chunks, which bound the memory for temporaries.
-        for upright, rotated in zip(
-            images[i :: len(ANGLES)].split(2000), x[i :: len(ANGLES)].split(2000), strict=True
-        ):
-            values = rotate(upright.float(), angle)
-            rotated.copy_(values if images.is_floating_point() else values.round())
+        for rows in torch.arange(i, len(images), len(ANGLES)).split(2000):  # bounds the memory
+            values = rotate(images[rows].float(), angle)
+            x[rows] = values if images.is_floating_point() else values.round().to(images.dtype)
     return x
 
 
@@ -146,47 +141,43 @@ def noisy_colours(digits: Tensor, generator: torch.Generator) -> tuple[Tensor, T
     return label, colour
 
 
-def _rotated(images: Tensor, digits: Tensor, held_out: str | list[str], per_domain: int | None) -> DomainData:
-    count = _used(per_domain, len(digits), len(ANGLES))
-    x = rotate_by_domain(images[:count])[:, None]
-    return _data(x, digits[:count], list(ANGLES), held_out, 10, tuple(map(str, range(10))))
+def _rotated(
+    images: Tensor, digits: Tensor, held_out: str | list[str], seed: int, per_domain: int | None = None
+) -> DomainData:
+    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))
+    order = order[: _used(per_domain, len(digits), len(ANGLES))]
+    x = rotate_by_domain(images[order])[:, None]
+    return _data(x, digits[order], list(ANGLES), held_out, tuple(map(str, range(10))))
 
 
 def _coloured(
-    images: Tensor,
-    digits: Tensor,
-    held_out: str | list[str],
-    per_domain: int | None,
-    generator: torch.Generator,
+    images: Tensor, digits: Tensor, held_out: str | list[str], seed: int, per_domain: int | None = None
 ) -> DomainData:
-    # Drawn for all images, so that `per_domain` changes none of those it keeps.
-    label, colour = noisy_colours(digits, generator)
-    count = _used(per_domain, len(digits), len(COLOUR_NOISE))
-    images, colour = images[:count], colour[:count, None, None]
-    x = torch.stack([images * ~colour, images * colour], dim=1)  # colour c lights channel c
-    return _data(x, label[:count].long(), list(COLOUR_NOISE), held_out, 2, ("5 or more", "under 5"))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(digits), generator=generator)
+    # Drawn for all images, so that `per_domain` only shortens the domains.
+    label, colour = noisy_colours(digits[order], generator)
+    order = order[: _used(per_domain, len(digits), len(COLOUR_NOISE))]
+    images, lit = images[order], colour[: len(order), None, None]
+    x = torch.stack([images * ~lit, images * lit], dim=1)  # colour c lights channel c
+    return _data(x, label[: len(order)].long(), list(COLOUR_NOISE), held_out, ("5 or more", "under 5"))
 
 
 def _data(
-    x: Tensor,
-    y: Tensor,
-    names: list[str],
-    held_out: str | list[str],
-    classes: int,
-    class_names: Sequence[str],
+    x: Tensor, y: Tensor, names: list[str], held_out: str | list[str], class_names: Sequence[str]
 ) -> DomainData:
     """Example i is in domain i mod their number; a fifth of each training domain is its validation split."""
-    dealt = {name: torch.arange(i, len(y), len(names)).numpy() for i, name in enumerate(names)}
-    test = {name: dealt.pop(name) for name in held_out_names(held_out, names)}
+    of = {name: torch.arange(i, len(y), len(names)).numpy() for i, name in enumerate(names)}
+    test = {name: of.pop(name) for name in held_out_names(held_out, names)}
     parts = {
-        "train": {name: rows[len(rows) // 5 :] for name, rows in dealt.items()},
-        "validation": {name: rows[: len(rows) // 5] for name, rows in dealt.items()},
+        "train": {name: rows[len(rows) // 5 :] for name, rows in of.items()},
+        "validation": {name: rows[: len(rows) // 5] for name, rows in of.items()},
         "test": test,
     }
     return DomainData(
         examples=TensorData(x, y) if x.is_floating_point() else ByteImages(x, y),
         splits={split: Domains.from_indices(domains) for split, domains in parts.items()},
-        classes=classes,
+        classes=len(class_names),
         input_shape=tuple(x.shape[1:]),
         model="small-cnn" if x.is_floating_point() else "mnist-cnn",
         class_names=tuple(class_names),
@@ -194,27 +185,18 @@ def _data(
 
 
 def _used(per_domain: int | None, available: int, domains: int) -> int:
-    """How many of the shuffled images to deal, so that each domain gets ``per_domain`` (all, by default)."""
+    """How many of the shuffled images are used, so that each domain gets ``per_domain`` (all, by default)."""
     if per_domain is None:
         return available
     most = available // domains
     if not 5 <= per_domain <= most:  # of fewer none would be left for validation
-        raise InputError(
-            f"per_domain must be a whole number from 5 to {most}, one of {domains} parts of {available} "
-            "images; "
-            f"not {per_domain!r}."
-        )
+        raise InputError(f"must be from 5 to {most} of {available} images, not {per_domain}.", "per_domain")
     return per_domain * domains
 
 
-def _shuffled(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    order = torch.randperm(len(digits), generator=generator)
-    return images[order], digits[order]
-
-
 def load_rotated_digits(*, held_out: str | list[str] = "75°", seed: Seed = 0) -> DomainData:
-    """Shuffle the digits, deal them to six angles and rotate them; ``held_out`` is the held-out angle."""
-    return _rotated(*_shuffled(*read_digits(), torch.Generator().manual_seed(seed)), held_out, None)
+    """The digits of scikit-learn, shuffled, and rotated by one of six angles each."""
+    return _rotated(*read_digits(), held_out, seed)
 
 
 def load_rotated_mnist(
@@ -224,26 +206,20 @@ def load_rotated_mnist(
     folder: str | None = None,
     per_domain: Count | None = None,
 ) -> DomainData:
-    """Shuffle MNIST, deal it to six angles and rotate it counter-clockwise, as DomainBed does.
+    """MNIST, shuffled, and rotated counter-clockwise by one of six angles each, as DomainBed does.
 
     Args:
-        held_out: the held-out angle.
+        held_out: the held-out angle, or a list of them.
         seed: for the shuffle.
         folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
         per_domain: use only this many images of each angle, the first ones.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _rotated(*_shuffled(*read_mnist(folder), generator), held_out, per_domain)
+    return _rotated(*read_mnist(folder), held_out, seed, per_domain)
 
 
 def load_coloured_digits(*, held_out: str | list[str] = "-90%", seed: Seed = 0) -> DomainData:
-    """Shuffle the digits, deal them to three domains and colour them; ``held_out`` is the held-out domain.
-
-    The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with
-    probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    return _coloured(*_shuffled(*read_digits(), generator), held_out, None, generator)
+    """The digits of scikit-learn, shuffled, in three domains, and coloured as :func:`load_coloured_mnist`."""
+    return _coloured(*read_digits(), held_out, seed)
 
 
 def load_coloured_mnist(
@@ -253,19 +229,17 @@ def load_coloured_mnist(
     folder: str | None = None,
     per_domain: Count | None = None,
 ) -> DomainData:
-    """Shuffle MNIST, deal it to three domains and colour it, as DomainBed does.
+    """MNIST, shuffled, in three domains, and coloured as DomainBed does; see :func:`noisy_colours`.
 
-    The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with
-    probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.
+    Colour c lights channel c and leaves the other dark.
 
     Args:
-        held_out: the held-out domain.
+        held_out: the held-out domain, or a list of them.
         seed: for the shuffle and both kinds of noise.
         folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
         per_domain: use only this many images of each domain, the first ones.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _coloured(*_shuffled(*read_mnist(folder), generator), held_out, per_domain, generator)
+    return _coloured(*read_mnist(folder), held_out, seed, per_domain)
 
 
 rotated_digits = SimpleNamespace(load=load_rotated_digits, DOMAINS=tuple(ANGLES))

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 import random
-import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,20 +19,20 @@ from numpy.typing import NDArray
 from shoal.data.images import need_pillow
 from shoal.datasets.cdsprites import LATENT_SIZES, SHAPES, render
 from shoal.errors import InputError
-from shoal.files import as_csv, replacing
+from shoal.files import write_atomically
 
 SEED = 0
-PER_CLASS = 20
-"""Images of each class in each domain."""
-SIDE = 64
-HEADER = (
+PER_CLASS, SIDE = 20, 64
+"""Images of each class in each domain, and their pixels each way."""
+COLUMNS = (
     *("patient", "hospital", "admitted", "age", "sex", "smoker", "pain", "pressure", "cholesterol"),
     *("ecg", "ward", "ill"),
 )
+PAIN = {"absent": 0.0, "atypical": 0.8, "typical": 2.4}
+"""And what each adds to the log odds of being ill."""
 
 
-@dataclass(frozen=True)
-class Hospital:
+class Hospital(NamedTuple):
     """How a hospital differs from the others."""
 
     patients: int
@@ -60,9 +58,6 @@ HOSPITALS = {
     "leeds": Hospital(90, 60, -0.1, (0.45, 0.5), millimoles=True),
 }
 
-PAIN = {"absent": 0.0, "atypical": 0.8, "typical": 2.4}
-"""And what each adds to the log odds of being ill."""
-
 
 def write_table(path: str | Path = "patients.csv") -> Path:
     """Writes a CSV table of 600 patients from five hospitals; ``ill`` is the label, ``hospital`` the domain.
@@ -72,19 +67,23 @@ def write_table(path: str | Path = "patients.csv") -> Path:
     hospital notes cholesterol in another unit, and the ward tells who is ill in some hospitals only. A file
     that exists is not overwritten.
     """
-    path = _new(path)
-    draw = random.Random(SEED)
+    import pandas as pd
+
+    path, draw = _new(path), random.Random(SEED)
     rows = [
-        [f"{name[:3].upper()}-{number:04d}", name, *_patient(hospital, draw)]
+        (f"{name[:3].upper()}-{number:04d}", name, *_patient(hospital, draw))
         for name, hospital in HOSPITALS.items()
         for number in range(1, hospital.patients + 1)
     ]
-    with replacing(path) as file:
-        file.write(as_csv([HEADER, *rows]).encode())
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    write_atomically(path, table.to_csv(index=False, lineterminator="\n").encode())
     return path
 
 
 def _patient(hospital: Hospital, draw: random.Random) -> list[str]:
+    def unless(share: float, cell: str, missing: str = "") -> str:
+        return missing if draw.random() < share else cell
+
     day = datetime.date(2024, 1, 1) + datetime.timedelta(days=draw.randrange(366))
     age = min(max(draw.gauss(hospital.age, 11), 19), 95)
     male, smokes = draw.random() < 0.55, draw.random() < 0.3
@@ -101,20 +100,16 @@ def _patient(hospital: Hospital, draw: random.Random) -> list[str]:
     amount = f"{cholesterol / 38.67:.1f}" if hospital.millimoles else f"{cholesterol:.0f}"
     return [
         day.isoformat(),
-        _unless(draw, 0.03, f"{age:.0f}"),
+        unless(0.03, f"{age:.0f}"),
         "male" if male else "female",
-        _unless(draw, 0.12, "yes" if smokes else "no"),
+        unless(0.12, "yes" if smokes else "no"),
         pain,
-        f"ca. {round(pressure, -1):.0f}" if guess else _unless(draw, 0.05, f"{pressure:.0f}", "n/a"),
-        _unless(draw, hospital.unmeasured, amount),
-        _unless(draw, 0.06, ecg),
+        f"ca. {round(pressure, -1):.0f}" if guess else unless(0.05, f"{pressure:.0f}", "n/a"),
+        unless(hospital.unmeasured, amount),
+        unless(0.06, ecg),
         ward,
         "yes" if ill else "no",
     ]
-
-
-def _unless(draw: random.Random, share: float, cell: str, missing: str = "") -> str:
-    return missing if draw.random() < share else cell
 
 
 def write_images(folder: str | Path = "photos") -> Path:
@@ -126,23 +121,17 @@ def write_images(folder: str | Path = "photos") -> Path:
     need_pillow()
     from PIL import Image
 
-    folder = _new(folder)
+    folder, draw = _new(folder), np.random.RandomState(SEED)  # whose stream no version of NumPy changes
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Under its name only when it is whole.
-    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".shoal-example-"))
-    try:
-        draw = np.random.RandomState(SEED)  # its stream is the same in every version of NumPy
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".shoal-example-") as partial:
         for domain, style in STYLES.items():
             for number, shape in enumerate(SHAPES):
-                place = partial / domain / shape
+                place = Path(partial, folder.name, domain, shape)
                 place.mkdir(parents=True)
                 for index, mask in enumerate(_masks(number, draw)):
                     Image.fromarray(style(mask, draw)).save(place / f"{index:02d}.png")
-        partial.chmod(0o777 & ~_umask())
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        Path(partial, folder.name).rename(folder)
     return folder
 
 
@@ -197,9 +186,3 @@ def _new(path: str | Path) -> Path:
         if above.exists() and not above.is_dir():
             raise InputError(f"{str(path)!r} cannot be written: {str(above)!r} is a file.")
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -36,7 +36,7 @@ class Layout:
     title: str
     name: str
     """What it is called on the command line."""
-    folders: tuple[str, ...]
+    folders: Sequence[str]
     """Names of its own folder; case, spaces, _ and - do not count."""
     domains: Mapping[str, Sequence[str]]
     """The domains, each with other names of its folder."""
@@ -46,16 +46,15 @@ class Layout:
     source: str
     """Who counted."""
     page: str
-    """Where it can be got by hand."""
+    """Where it can be obtained by hand."""
     other_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """What others counted, by who they are."""
-    by_class: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Other published counts by their source."""
     parts: Sequence[Sequence[str]] = ()
     """Folders that may lie between a domain and its classes; the first of these that are there are read."""
 
     @property
     def how(self) -> str:
-        """How it can be got."""
+        """How it can be obtained."""
         return f"with `shoal data get {self.name}`, or by hand from {self.page}"
 
     def find(self, folder: str | Path | None) -> tuple[Path, dict[str, list[str]]]:
@@ -63,22 +62,28 @@ class Layout:
 
         ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA``.
         """
-        top = roots(f"the images of {self.title}", folder, self.folders[0], self.name)
         own = {_plain(name) for name in self.folders}
+        top = roots(f"the images of {self.title}", folder, self.folders[0], self.name)
         places = [root for root in top if root.is_dir()]
         for _ in range(2):  # an archive may hold a folder of the same name
-            places += [
-                p / n for p in places for n in subfolders(p) if _plain(n) in own and p / n not in places
-            ]
-        found = [(place, self._domains(place)) for place in places]
-        if not any(domains for _, domains in found):
-            where = "the data folder" if folder is None else repr(str(folder))
+            places += [p / n for p in places for n in subfolders(p) if _plain(n) in own]
+        found = [(place, domains) for place in places if (domains := self._domains(place))]
+        if not found:
             raise InputError(
-                f"{self.title} is not in {where}: there are no folders {', '.join(self.domains)}. "
-                f"{SAY_WHERE} to "
-                f"look; it can be obtained {self.how}."
+                f"{self.title} is not in {' or '.join(repr(str(root)) for root in top)}: there are no "
+                f"folders {', '.join(self.domains)}. {SAY_WHERE} to look; it can be obtained {self.how}."
             )
         return max(found, key=lambda one: len(one[1]))
+
+    def _domains(self, place: Path) -> dict[str, list[str]]:
+        there, found = {_plain(name): name for name in subfolders(place)}, {}
+        for domain, others in self.domains.items():
+            names = [there[name] for name in map(_plain, (domain, *others)) if name in there]
+            if names:
+                inside = subfolders(place / names[0])
+                parts = [kept for group in self.parts if (kept := [p for p in group if p in inside])]
+                found[domain] = [os.path.join(names[0], p) for p in parts[0]] if parts else names[:1]
+        return found
 
     def read(self, folder: str | Path | None) -> pd.DataFrame:
         """Its images; all domains must be there."""
@@ -90,23 +95,12 @@ class Layout:
             )
         return read_folders(root, found)
 
-    def _domains(self, place: Path) -> dict[str, list[str]]:
-        there, found = {_plain(name): name for name in subfolders(place)}, {}
-        for domain, others in self.domains.items():
-            if name := next((there[n] for n in map(_plain, (domain, *others)) if n in there), None):
-                inside = subfolders(place / name)
-                parts = next(
-                    (kept for group in self.parts if (kept := [p for p in group if p in inside])), None
-                )
-                found[domain] = [os.path.join(name, part) for part in parts] if parts else [name]
-        return found
-
-    def differences(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Who counted what is there: for each source, the domains in which it counted otherwise."""
+    def differences(self, counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """For each source of counts, the published ones of the domains in which ``counts`` are others."""
         sources = {self.source: self.counts, **self.other_counts}
         return {
-            who: {d: published[d] for d in published if counts.get(d, 0) != published[d]}
-            for who, published in sources.items()
+            source: {domain: n for domain, n in published.items() if counts.get(domain, 0) != n}
+            for source, published in sources.items()
         }
 
 
@@ -119,18 +113,8 @@ def _plain(name: str) -> str:
 def declared(path: Path) -> SimpleNamespace:
     """The dataset that a YAML file declares."""
     about = read_yaml(path)
-    counts, classes, by_class = about["counts"], about["classes"], {}
-    if isinstance(classes, list):
-        by_class = {domain: dict(zip(classes, each, strict=True)) for domain, each in counts.items()}
-        counts, classes = {domain: sum(each) for domain, each in counts.items()}, len(classes)
-    known = ("title", "source", "page", "other_counts", "domains", "folders", "parts")
-    layout = Layout(
-        name=path.stem.replace("_", "-"),
-        classes=classes,
-        counts=counts,
-        by_class=by_class,
-        **{key: about[key] for key in known if key in about},
-    )
+    fields = {key: about[key] for key in Layout.__dataclass_fields__ if key in about}
+    layout = Layout(name=path.stem.replace("_", "-"), **fields)
 
     def load(
         *,
@@ -147,19 +131,7 @@ def declared(path: Path) -> SimpleNamespace:
 
         A fifth of every training domain is held out for validation, under the same name. The default model is
         a small network that takes images of any size; published results are those of a pretrained ResNet-50,
-        which ``shoal sweep`` takes.
-
-        Args:
-            held_out: the held-out domain, or a list of them.
-            folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
-            seed: for the choice of the validation examples, and how these are changed.
-            size: of the images, in pixels each way.
-            augment: whether training images are cropped, mirrored and recoloured at random.
-            bad: ``stop`` at an image that cannot be read, or ``skip`` it.
-            augment_validation: whether the training domains are scored on images changed in the same way, as
-                DomainBed does; each image always alike. ``shoal sweep`` does.
-            augment_on: where colours change: on the CPU, as in DomainBed, or on the device, a batch at a
-                time; by default on CUDA where the memory format is ``auto``, else on the CPU.
+        which ``shoal sweep`` takes. Options as in :func:`shoal.datasets.own.load_folder`.
         """
         if held_out != []:
             held_out_names(held_out, list(layout.domains))
@@ -176,13 +148,13 @@ def declared(path: Path) -> SimpleNamespace:
         return root if len(domains) == len(layout.domains) else None
 
     sources = tuple(Source(**{**each, "urls": tuple(each["urls"])}) for each in about["download"])
-    arrange = ARRANGE.get(about.get("arrange"))
+    prepare = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}.get(about.get("prepare"))
     return SimpleNamespace(
         load=load,
         LAYOUT=layout,
         DOMAINS=tuple(layout.domains),
         DOMAINBED=PUBLISHED | about.get("domainbed", {}),
-        DOWNLOAD=Download(layout.folders[0], sources, find, arrange),
+        DOWNLOAD=Download(layout.folders[0], sources, find, prepare),
     )
 
 
@@ -202,10 +174,10 @@ ANIMALS = ["bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit
 def remove_copies(folder: Path) -> str:
     """DomainNet: removes the images that DomainBed lists as copies of others, and the list."""
     listed = folder / "domain_net_duplicates.txt"
-    names = dict.fromkeys(listed.read_text(errors="replace").split("\n"))
-    inside = [
-        folder / n.strip() for n in names if n.strip() and ".." not in Path(n).parts and n[0] not in "/\\"
-    ]
+    names = {*map(str.strip, listed.read_text(errors="replace").splitlines())} - {""}
+    inside = (
+        folder / name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts
+    )
     copies = [path for path in inside if path.is_file()]
     for path in (*copies, listed):
         path.unlink()
@@ -239,6 +211,3 @@ def sort_by_camera(folder: Path) -> str:
     missing = len(places) - len(there)
     note = f"; {missing:,} listed in the labels are not in the archive" if missing else ""
     return f"{len(there):,} images of four cameras and ten classes are kept{note}"
-
-
-ARRANGE = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}

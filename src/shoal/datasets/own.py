@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
@@ -16,14 +15,17 @@ from shoal.data.images import (
     SIZE,
     SPLITS,
     domain_folders,
+    first_copies,
     image_data,
     image_frame,
     read_folders,
     split_files,
 )
-from shoal.data.reading import ALL, CsvRows, check_header, need_column, rows_of
 from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("path", "label", "domain")
 OTHER_WORDS = {"val": "validation", "valid": "validation", "dev": "validation", "training": "train"}
@@ -59,29 +61,19 @@ def load_folder(
             default on CUDA where the memory format is ``auto``, else on the CPU.
         splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
-    files = read_image_folder(needed("image-folder", "folder", folder, "your own images"), splits_are_domains)
+    root = needed("image-folder", "folder", folder, "your own images")
+    files = read_folders(root, {name: [name] for name in domain_folders(root, splits_are_domains)})
+    _need_classes(files, str(root))
     options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
     options |= {"augment_validation": augment_validation, "augment_on": augment_on}
-    return image_data(files, split_files(files, held_out, seed), options=options)
-
-
-def read_image_folder(folder: Path, splits_are_domains: bool = False) -> pd.DataFrame:
-    """The images of a folder that can be trained on."""
-    files = read_folders(folder, {name: [name] for name in domain_folders(folder, splits_are_domains)})
-    if len(classes := files["label"].cat.categories) < 2:
-        raise InputError(
-            f"{str(folder)!r} has images of one class only, {classes[0]!r}; a classifier needs two, as "
-            "folder/domain/class/image."
-        )
-    return files
+    return image_data(files, split_files(files, held_out, seed, copies=False), options=options)
 
 
 def folder_domains(
     *, folder: str | None = None, splits_are_domains: bool = False, **others: Any
 ) -> list[str]:
     """Those that ``held_out`` can hold out."""
-    path = needed("image-folder", "folder", folder, "your own images")
-    return domain_folders(path, splits_are_domains)
+    return domain_folders(needed("image-folder", "folder", folder, "your own images"), splits_are_domains)
 
 
 def load_manifest(
@@ -99,7 +91,7 @@ def load_manifest(
     Without it one domain is held out and a fifth of every other one held out for validation.
 
     Args:
-        file: the table; Parquet (.parquet), Excel (.xlsx), else CSV in UTF-8 with a line of names first.
+        file: a table with columns path, label and domain: CSV, Parquet or Excel.
         held_out: the held-out domain or a list of them; by default the last in natural order, ``[]``: none.
         seed: for the choice of the validation examples.
         size: of the images, in pixels each way.
@@ -107,18 +99,23 @@ def load_manifest(
         bad: ``stop`` at an image that cannot be read, or ``skip`` it.
     """
     path = needed("manifest", "file", file, "a list of images")
-    files, split = read_manifest(path)
-    if split is None:
-        splits = split_files(files, held_out, seed)
+    files = read_manifest(path)
+    if "split" not in files:
+        splits = split_files(files, held_out, seed, copies=False)
     elif held_out is not None:
         message = f"{str(path)!r} has a column 'split', which defines the test split; use only one of them."
         raise InputError(message, "held_out")
     else:
+        first, split = first_copies(files), files["split"]
+        for row in np.flatnonzero(split.to_numpy() != split.to_numpy()[first]):
+            pair = f"{files['path'][first[row]]!r} ({split[first[row]]}) and {files['path'][row]!r}"
+            raise InputError(f"{pair} ({split[row]}) are the same image in two splits; remove one.")
         splits = {}
         for name in SPLITS:
-            rows = files.index.to_series()[split == name].groupby(files["domain"], observed=True)
-            if members := {str(domain): np.asarray(own) for domain, own in rows}:
-                splits[name] = Domains.from_indices(members)
+            inside = (split == name).to_numpy()
+            rows = files[inside].assign(row=first[inside]).groupby("domain", observed=True)["row"].unique()
+            if len(rows):
+                splits[name] = Domains.from_indices({str(d): np.sort(own) for d, own in rows.items()})
         if "train" not in splits:
             raise InputError(f"{str(path)!r} has no row of split train; there is nothing to train on.")
     return image_data(files, splits, options={"size": size, "augment": augment, "bad": bad, "seed": seed})
@@ -126,48 +123,45 @@ def load_manifest(
 
 def manifest_domains(*, file: str | None = None, **others: Any) -> tuple[str, ...] | None:
     """Those that ``held_out`` can hold out; ``None`` where the table itself says what test is."""
-    files, split = read_manifest(needed("manifest", "file", file, "a list of images"))
-    return tuple(files["domain"].cat.categories) if split is None else None
+    files = read_manifest(needed("manifest", "file", file, "a list of images"))
+    return None if "split" in files else tuple(files["domain"].cat.categories)
 
 
-def read_manifest(path: Path) -> tuple[pd.DataFrame, pd.Series[str] | None]:
+def read_manifest(path: Path) -> pd.DataFrame:
     """The files listed, and the split of each where the table has one."""
-    source = rows_of(path) or CsvRows(path)
-    for name in COLUMNS:
-        need_column(name, source.names, f"images of {source.where}")
-    check_header(source.names, source.where)
-    columns = [name for name in (*COLUMNS, "split") if name in source.names]
-    parts = [pd.DataFrame({n: part[n].texts() for n in columns}) for part in source.parts(columns, ALL)]
-    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
-    if table.empty:
-        raise InputError(f"{source.where} lists no images.")
+    from shoal.data.tables.read import cell_text, need_column, read
+
+    where, table = repr(str(path)), read(path)
+    columns = [*COLUMNS, *(["split"] if "split" in table else [])]
     for name in columns:
-        empty = table[name].isna() | (table[name].str.strip() == "")
+        need_column(name, table, f"images of {where}")
+        empty = table[name].isna() | (table[name].astype(str).str.strip() == "")
         if empty.any():
-            raise InputError(
-                f"{source.where}, row {empty.argmax() + 1}: {name} is empty; every image needs one."
-            )
+            raise InputError(f"{where}, row {empty.argmax() + 1}: {name} is empty; every image needs one.")
+        table[name] = table[name].map(cell_text).astype(str)
     paths = table["path"].str.replace("\\", "/", regex=False).map(lambda p: str(path.parent / p))
-    twice = paths.duplicated()
-    if twice.any():
+    if (twice := paths.duplicated()).any():
         second = int(twice.argmax())
         first = int((paths == paths[second]).argmax())
         raise InputError(
-            f"{source.where}, row {second + 1}: {table['path'][second]!r} is listed in row {first + 1} "
-            "already; an "
+            f"{where}, row {second + 1}: {table['path'][second]!r} is listed in row {first + 1} already; an "
             "image has one label, one domain and one split."
         )
     files = image_frame(zip(paths, table["domain"], table["label"], strict=True))
-    if "split" not in table:
-        return files, None
-    split = table["split"].str.lower().replace(OTHER_WORDS)
-    if not split.isin(SPLITS).all():
-        row = int((~split.isin(SPLITS)).argmax())
-        raise InputError(
-            f"{source.where}, row {row + 1}: split is {table['split'][row]!r}; it must be "
-            f"{', '.join(SPLITS)}."
-        )
-    return files, split
+    _need_classes(files, str(path))
+    if "split" in table:
+        files["split"] = table["split"].str.strip().str.lower().replace(OTHER_WORDS)
+        if (wrong := ~files["split"].isin(SPLITS)).any():
+            row = int(wrong.argmax())
+            raise InputError(
+                f"{where}, row {row + 1}: split is {table['split'][row]!r}; it must be {', '.join(SPLITS)}."
+            )
+    return files
+
+
+def _need_classes(files: pd.DataFrame, where: str) -> None:
+    if len(classes := files["label"].cat.categories) < 2:
+        raise InputError(f"{where!r} has images of one class only, {classes[0]!r}; a classifier needs two.")
 
 
 image_folder = SimpleNamespace(load=load_folder, domains=folder_domains, RESPLIT=True)

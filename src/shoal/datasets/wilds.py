@@ -1,10 +1,10 @@
 """The six datasets of WILDS that Shoal reads, from the files as WILDS published them.
 
-Options of all of them: ``folder`` is the dataset's own (``name_vX.Y``) or the one it is in, by default
-``$SHOAL_DATA/wilds``; ``version`` by default the newest that is there. Of images, ``size`` in pixels each
-way, and ``bad``: ``stop`` at an image that cannot be read, or ``skip`` it. Of text, ``tokenizer``: of which
-model, by name or folder; ``max_tokens``: what is longer is cut off; ``pad_to``: batches are padded to a
-multiple of this, or with ``max`` all to ``max_tokens``.
+``wilds.yaml`` describes their files; the functions here say what is a split and a domain in each. Options of
+all of them: ``folder`` is the dataset's own (``name_vX.Y``) or the one it is in, by default
+``$SHOAL_DATA/wilds``. Of images, ``size`` in pixels each way, and ``bad``: ``stop`` at an image that cannot
+be read, or ``skip`` it. Of text, ``tokenizer``: of which model, by name or folder; ``max_tokens``: what is
+longer is cut off; ``pad_to``: batches are padded to a multiple of this, or with ``max`` to ``max_tokens``.
 
 Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, ICML 2021.
 """
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import copy
 import re
-import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -30,10 +28,10 @@ from torch import Tensor
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.download import SAY_WHERE, roots
-from shoal.data.images import ImageFiles, Unreadable, image_data
+from shoal.data.images import image_data
 from shoal.data.text import DISTILBERT, MULTIPLE, MaxTokens, PadTo, TextExamples
 from shoal.data.text import described as described_text
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError
 from shoal.files import read_yaml
 from shoal.settings import Pixels
 
@@ -63,31 +61,31 @@ class Counts:
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset of WILDS as it was published, by version, the newest last."""
+    """A dataset of WILDS as it was published: its files, and counts by version, the newest last."""
 
     title: str
     name: str
-    """Its folder is called ``name_vVERSION``."""
     table: str
-    """A file in its folder that tells that this is it."""
+    columns: Mapping[str, str | Sequence[Any]]
+    """The columns of the table that are read, and what is in each; see :func:`read_columns`."""
     counts: Mapping[str, Counts]
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of classes, countries and the like."""
-    unread: Sequence[str] = ()
-    """Versions whose files are laid out differently, and are not read."""
+    images: str = ""
+    """The file of an example, by the columns of its row and the row's number."""
+    text: str = ""
+    """The column with the text."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of :class:`~shoal.data.DomainData`."""
+    folds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def versions(self) -> tuple[str, ...]:
-        return tuple(v for v in self.counts if v not in self.unread)
+        return tuple(self.counts)
 
     @property
     def folder(self) -> str:
         """The name of its folder, of the newest version."""
         return f"{self.name}_v{self.versions[-1]}"
-
-    @property
-    def how(self) -> str:
-        return f"from {PAGE}, but {self.down}"
 
     @property
     def down(self) -> str:
@@ -100,59 +98,125 @@ class Published:
 @cache
 def published(name: str) -> Published:
     """The dataset ``name`` as ``wilds.yaml`` describes it."""
-    about = dict(read_yaml(Path(__file__).with_name("wilds.yaml")))[name]
-    counts = {v: about["counts"][own] if isinstance(own, str) else own for v, own in about["counts"].items()}
-    return Published(name=name, **{**about, "counts": {v: Counts(**each) for v, each in counts.items()}})
+    found = dict(_descriptions()[name])
+    counts = {v: found["counts"][own] if isinstance(own, str) else own for v, own in found["counts"].items()}
+    about = {key: own if key == "model" else tuple(own) for key, own in found["about"].items()}
+    about["uncounted"] = frozenset(about.get("uncounted", ()))
+    found |= {"counts": {v: Counts(**each) for v, each in counts.items()}, "about": about}
+    return Published(name=name, **found)
 
 
-class Place(NamedTuple):
-    """Where a dataset is, and of which version."""
-
-    folder: Path
-    version: str
+@cache
+def _descriptions() -> Any:
+    return read_yaml(Path(__file__).with_name("wilds.yaml"))
 
 
-def find(name: str, folder: str | Path | None, version: str | float | None = None) -> Place:
-    """The folder ``name_vX.Y``: the given version, or the newest that is there.
+def find(name: str, folder: str | Path | None) -> Files:
+    """The files of a dataset, of the newest version that is there.
 
-    ``folder`` may be that folder itself, the one it is in, or ``None`` for ``$SHOAL_DATA/wilds`` and
+    ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA/wilds`` and
     ``$SHOAL_DATA``.
     """
-    known = published(name)
-    wanted = None if version is None else str(version).removeprefix("v")
-    if wanted not in (None, *known.versions):
-        raise unknown_name(f"version of {name}", str(wanted), known.versions)
+    known, there = published(name), list[Files]()
     top = roots(f"the files of {known.title}", folder, "wilds")
-    there: list[Place] = []
-    for root in top:
-        for place in (root, *sorted(root.glob(f"{name}_v*"))):
-            called = re.fullmatch(r"(\w+)_v([0-9.]+)", place.absolute().name)
-            if (place / known.table).is_file() and (called is None or called[1] == name):
-                there.append(Place(place, called[2] if called else wanted or known.versions[-1]))
-    fitting = [
-        place for place in there if place.version in known.versions and wanted in (None, place.version)
-    ]
-    if fitting:
-        return max(fitting, key=lambda place: known.versions.index(place.version))
+    for place in (p for root in top for p in (root, *root.glob(f"{name}_v*"))):
+        called = re.fullmatch(r"(\w+)_v([0-9.]+)", place.absolute().name)
+        if (place / known.table).is_file() and (called is None or called[1] == name):
+            there.append(Files(known, place, called[2] if called else known.versions[-1]))
+    if fitting := [files for files in there if files.version in known.versions]:
+        return max(fitting, key=lambda files: known.versions.index(files.version))
     where = " or ".join(repr(str(root)) for root in top)
     if there:
         raise InputError(
-            f"{known.title} in {where} is version {', '.join(place.version for place in there)}; required is "
-            f"{wanted or ' or '.join(known.versions)}. The version is set by the name of the folder or by "
-            "version=."
+            f"{known.title} in {where} is version {there[0].version}; it must be "
+            f"{' or '.join(known.versions)}, as the name of its folder says."
         )
     raise InputError(
-        f"{known.title} is not in {where}: there is no folder {known.folder} with {known.table}. "
-        f"{SAY_WHERE} to "
-        f"look. It can be obtained {known.how}."
+        f"{known.title} is not in {where}: there is no folder {known.folder} with {known.table}. {SAY_WHERE} "
+        f"to look. It can be obtained from {PAGE}, but {known.down}."
     )
 
 
-# Tables
+class Files(NamedTuple):
+    """Where a dataset is, and of which version."""
+
+    known: Published
+    folder: Path
+    version: str
+
+    def read(self) -> pd.DataFrame:
+        """Its table."""
+        return read_columns(self.folder / self.known.table, self.known.columns)
+
+    def images(
+        self, table: pd.DataFrame, label: str, groups: Any, splits: Mapping[str, Domains], **options: Any
+    ) -> DomainData:
+        """The images of a table's rows, whose classes are in column ``label``."""
+        import pandas as pd
+
+        fields, kind = re.findall(r"{(\w+)}", self.known.images), self.known.columns[label]
+        rows = zip(*(table.assign(row=table.index)[field] for field in fields), strict=True)
+        path = self.path_of_images()
+        classes = range(len(kind) if isinstance(kind, list) else int(table[label].max()) + 1)
+        frame = pd.DataFrame(
+            {
+                "path": [path.format(**dict(zip(fields, row, strict=True))) for row in rows],
+                "domain": pd.Categorical(np.asarray(groups)),
+                "label": pd.Categorical.from_codes(table[label], list(classes)),
+            }
+        )
+        about = {"class_names": (), **self.known.about, "notes": self.checked(splits)}
+        return image_data(frame, splits, options=options, **about)
+
+    def path_of_images(self) -> str:
+        """The path of an image, with the names of columns in it."""
+        root = self.folder / self.known.images.partition("/")[0]
+        if not root.is_dir():
+            raise InputError(
+                f"{self.known.title} has a table but no images: there is no folder {str(root)!r}. "
+                f"It can be obtained from {PAGE}, but {self.known.down}."
+            )
+        return f"{self.folder}/{self.known.images}"
+
+    def text(self, rows: Any, labels: Any, splits: Mapping[str, Domains], **options: Any) -> DomainData:
+        """The text of these rows, which stays on disk: `datasets` maps it into memory."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise InputError("the text of WILDS requires datasets: pip install 'shoal[text]'.") from error
+        datasets.disable_progress_bar()
+        column, about = self.known.text, self.known.about
+        kinds = datasets.Features({column: datasets.Value("string")})
+        reading: dict[str, Any] = {"usecols": [column], "keep_default_na": False, "encoding": "utf-8"}
+        table = datasets.Dataset.from_csv(str(self.folder / self.known.table), features=kinds, **reading)
+        tokenizer, length = options["tokenizer"], options["max_tokens"]
+        return DomainData(
+            examples=TextExamples(table.select(rows)[column], np.asarray(labels, np.int64), **options),
+            splits=splits,
+            classes=len(about["class_names"]),
+            input_shape=(length,),
+            model=tokenizer,
+            inputs=described_text(tokenizer, length, options["pad_to"], column),
+            notes=self.checked(splits),
+            **about,
+        )
+
+    def checked(self, splits: Mapping[str, Domains]) -> dict[str, str]:
+        """Notes on the splits; an error where there is nothing to learn from."""
+        if "train" not in splits:
+            raise InputError(f"{self.known.title} in {str(self.folder)!r} has no example of split train.")
+        return {"examples": f"version {self.version}"}
 
 
-def read_columns(path: Path, kinds: Mapping[str, type]) -> pd.DataFrame:
-    """Columns of a CSV file: of int64, float64 or text. An empty cell is "", and no number."""
+# Tables, splits and domains
+
+
+def read_columns(path: Path, kinds: Mapping[str, str | Sequence[Any]]) -> pd.DataFrame:
+    """Columns of a CSV file.
+
+    They are ``text``, numbers (``whole``, ``number``, or ``share``: 0 where it is missing), or one of a list
+    of values, of which the result has the places in the list.
+    """
     import pandas as pd
 
     try:
@@ -165,115 +229,63 @@ def read_columns(path: Path, kinds: Mapping[str, type]) -> pd.DataFrame:
         raise InputError(f"{str(path)!r} has no column {lacking[0]!r}.")
     if table.empty:
         raise InputError(f"{str(path)!r} has no rows after its header.")
-    return table.assign(**{n: _numbers(path, table[n], kind) for n, kind in kinds.items() if kind is not str})
+    for name, kind in kinds.items():
+        if kind == "text":
+            continue
+        cells = table[name].replace("", "0") if kind == "share" else table[name]
+        values, right = _values(cells, kind)
+        if (wrong := values.isna()).any():
+            row = int(wrong.argmax())
+            raise InputError(
+                f"{str(path)!r}, row {row + 1:,}: {name} is {cells[row][:60]!r}; it must be {right}."
+            )
+        table[name] = values.astype(np.float64 if kind in ("number", "share") else np.int64)
+    return table
 
 
-def _numbers(path: Path, column: pd.Series[Any], kind: type) -> pd.Series[Any]:
+def _values(cells: pd.Series[Any], kind: str | Sequence[Any]) -> tuple[pd.Series[Any], str]:
+    """The values of cells, NaN where they are not what they must be; and what that is."""
     import pandas as pd
 
-    values = pd.to_numeric(column, errors="coerce")
-    wrong = ~np.isfinite(values.astype(float)) | ((values != values.round()) & (kind is int))
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        what = "a whole number" if kind is int else "a number"
-        raise InputError(
-            f"{str(path)!r}: {column.name} is {column.iloc[first][:60]!r} in record {first + 1:,}; it "
-            f"must be {what}."
-        )
-    return values.astype(np.int64 if kind is int else np.float64)
+    numbers = pd.to_numeric(cells, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    if isinstance(kind, str):
+        right = "a whole number of at least 0" if kind == "whole" else "a number"
+        return numbers.where((numbers >= 0) & (numbers % 1 == 0)) if kind == "whole" else numbers, right
+    known = ", ".join(map(str, kind[:6])) + (", …" if len(kind) > 6 else "")
+    cells = numbers if isinstance(kind[0], int) else cells
+    return cells.map({value: place for place, value in enumerate(kind)}), f"one of {known}"
 
 
-def coded(path: Path, column: pd.Series[Any], known: Sequence[Any]) -> NDArray[np.int64]:
-    """The places of a column's values among ``known``, which has all there may be."""
-    codes = column.map({value: n for n, value in enumerate(known)})
-    if codes.isna().any():
-        some = ", ".join(map(str, known[:6])) + (", …" if len(known) > 6 else "")
-        wrong = column[codes.isna()].tolist()[0]
-        raise InputError(f"{str(path)!r}: {column.name} is {wrong!r}; it must be one of {some}.")
-    return codes.to_numpy(np.int64)
+def named(codes: Any, name: Callable[[int], str]) -> pd.Categorical:
+    """Groups with names, in the order of their codes."""
+    import pandas as pd
+
+    values, places = np.unique(codes, return_inverse=True)
+    return pd.Categorical.from_codes(places, [name(int(value)) for value in values])
 
 
-def by_group(codes: Array, name: Callable[[int], str], where: Array) -> Domains:
-    """The examples at which ``where`` is true as domains, one per code, in the codes' order."""
-    chosen = np.flatnonzero(where)
-    grouped = Domains.from_labels(np.asarray(codes)[chosen])
-    return Domains([name(int(code)) for code in grouped.names], grouped.offsets, chosen[grouped.indices])
+def domains_of(groups: pd.Categorical, rows: Array) -> Domains:
+    """The examples ``rows`` as domains: the groups that they are in, in their order."""
+    by_code = Domains.from_labels(groups.codes[rows].astype(np.int64))
+    names = [str(groups.categories[int(code)]) for code in by_code.names]
+    return Domains(names, by_code.offsets, rows[by_code.indices])
 
 
-def by_groups(codes: Array, name: Callable[[int], str], splits: Mapping[str, Array]) -> dict[str, Domains]:
-    """The same for every split that is not empty."""
-    return {split: by_group(codes, name, where) for split, where in splits.items() if where.any()}
-
-
-def by_name(path: Path, split: pd.Series[Any]) -> dict[str, NDArray[np.bool_]]:
-    """Where each split is, by a column of WILDS' names."""
-    coded(path, split, list(SPLITS))
-    return {ours: (split == theirs).to_numpy() for theirs, ours in SPLITS.items()}
-
-
-def check_splits(name: str, place: Place, splits: Mapping[str, Domains]) -> None:
-    """Refuses data without anything to learn from."""
-    if "train" not in splits:
-        raise InputError(f"{published(name).title} in {str(place.folder)!r} has no example of split train.")
+def splits_of(
+    split: Any, groups: pd.Categorical, training: pd.Categorical | None = None
+) -> dict[str, Domains]:
+    """The domains of every split that has examples, given the split of each; of train by ``training``."""
+    where = {name: np.flatnonzero(np.asarray(split) == name) for name in SPLITS.values()}
+    of = {"train": groups if training is None else training}
+    return {name: domains_of(of.get(name, groups), rows) for name, rows in where.items() if len(rows)}
 
 
 # Images
 
 
-class WildsImages(ImageFiles):
-    """Images in the order of WILDS' table; ``metadata`` has numbers for each."""
-
-    def __init__(self, files: pd.DataFrame, *, metadata: Mapping[str, Array], **options: Any) -> None:
-        super().__init__(files, **options)
-        self.metadata = {name: np.asarray(values) for name, values in metadata.items()}
-
-
-def _images(
-    name: str,
-    place: Place,
-    folder: str,
-    files: Iterable[str],
-    metadata: Mapping[str, Array],
-    groups: Array,
-    splits: Mapping[str, Domains],
-    *,
-    classes: int,
-    options: Mapping[str, Any],
-    **about: Any,
-) -> DomainData:
-    """The ``files`` in ``folder``, each of the class ``metadata["y"]`` and of one of ``groups``."""
-    import pandas as pd
-
-    root = place.folder / folder
-    if not root.is_dir():
-        raise InputError(
-            f"{published(name).title} has a table but no images: there is no folder {str(root)!r}. "
-            f"It can be obtained {published(name).how}."
-        )
-    check_splits(name, place, splits)
-    prefix = f"{root}/"
-    frame = pd.DataFrame(
-        {
-            "path": [prefix + file for file in files],
-            "domain": pd.Categorical(np.asarray(groups)),
-            "label": pd.Categorical.from_codes(metadata["y"], list(range(classes))),
-        }
-    )
-    return image_data(
-        frame,
-        splits,
-        examples=WildsImages,
-        options={**options, "metadata": metadata},
-        notes={"examples": f"version {place.version}"},
-        class_names=about.pop("class_names", ()),
-        **about,
-    )
-
-
 def load_camelyon17(
     *,
     folder: str | None = None,
-    version: str | None = None,
     size: Pixels = 96,
     bad: Literal["stop", "skip"] = "stop",
 ) -> DomainData:
@@ -284,39 +296,18 @@ def load_camelyon17(
     Args:
         size: of the images, in pixels each way: 96 as published; the authors of Fish made them 224.
     """
-    place = find("camelyon17", folder, version)
-    path = place.folder / "metadata.csv"
-    numbers = ("node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
-    table = read_columns(path, {"patient": str} | dict.fromkeys(numbers, int))
-    hospital, y = table["center"].to_numpy(), coded(path, table["tumor"], (0, 1))
-    trained = ~np.isin(hospital, (1, 2))
-    splits = {
-        "train": trained & (table["split"] == 0),
-        "id_validation": trained & (table["split"] == 1),
-        "validation": hospital == 1,
-        "test": hospital == 2,
-    }
-    slides = zip(table["patient"], table["node"], table["x_coord"], table["y_coord"], strict=True)
-    return _images(
-        "camelyon17",
-        place,
-        "patches",
-        (f"patient_{p}_node_{n}/patch_patient_{p}_node_{n}_x_{x}_y_{y}.png" for p, n, x, y in slides),
-        {"hospital": hospital, "slide": table["slide"], "y": y},
-        hospital,
-        by_groups(hospital, "hospital {}".format, splits),
-        classes=2,
-        options={"size": size, "bad": bad},
-        model="densenet121",
-        measures=("accuracy",),
-        class_names=("no tumour", "tumour"),
-    )
+    files = find("camelyon17", folder)
+    table = files.read()
+    hospital, held = table["center"], table["split"] == 1
+    names = ["validation", "test", "id_validation"]
+    split = np.select([hospital == 1, hospital == 2, held], names, "train")
+    splits = splits_of(split, named(hospital, "hospital {}".format))
+    return files.images(table, "tumor", hospital, splits, size=size, bad=bad)
 
 
 def load_iwildcam(
     *,
     folder: str | None = None,
-    version: str | None = None,
     size: Pixels = 448,
     bad: Literal["stop", "skip"] = "stop",
 ) -> DomainData:
@@ -325,43 +316,16 @@ def load_iwildcam(
     Args:
         size: of the images, in pixels each way: 448 as in WILDS 2.0; the authors of Fish took 224.
     """
-    import pandas as pd
-
-    place = find("iwildcam", folder, version)
-    path = place.folder / "metadata.csv"
-    numbers = dict.fromkeys(("y", "location_remapped", "sequence_remapped"), int)
-    table = read_columns(path, {"filename": str, "datetime": str, "split": str, **numbers})
-    if (table["y"] < 0).any():
-        raise InputError(f"{str(path)!r}: y is {table['y'].min()}; classes count from 0.")
-    times = pd.to_datetime(table["datetime"], format="ISO8601", errors="coerce")
-    if times.isna().any():
-        raise InputError(
-            f"{str(path)!r}: datetime is {table['datetime'][times.isna()].iloc[0]!r}; it must be a time "
-            "such as "
-            "2013-06-05 05:44:19.000."
-        )
-    location = table["location_remapped"].to_numpy()
-    metadata = {"location": location, "sequence": table["sequence_remapped"], "y": table["y"]}
-    parts = ("year", "month", "day", "hour", "minute", "second")
-    return _images(
-        "iwildcam",
-        place,
-        "train",
-        table["filename"],
-        metadata | {part: getattr(times.dt, part) for part in parts},
-        location,
-        by_groups(location, "location {}".format, by_name(path, table["split"])),
-        classes=int(table["y"].max()) + 1,
-        options={"size": size, "bad": bad},
-        model="resnet50",
-        measures=("macro F1", "accuracy", "macro recall"),
-    )
+    files = find("iwildcam", folder)
+    table = files.read()
+    location, split = table["location_remapped"], np.array(list(SPLITS.values()))[table["split"]]
+    splits = splits_of(split, named(location, "location {}".format))
+    return files.images(table, "y", location, splits, size=size, bad=bad)
 
 
 def load_fmow(
     *,
     folder: str | None = None,
-    version: str | None = None,
     group_by: Literal["year and region", "year"] = "year and region",
     size: Pixels = 224,
     bad: Literal["stop", "skip"] = "stop",
@@ -376,21 +340,22 @@ def load_fmow(
     """
     import pandas as pd
 
-    place = find("fmow", folder, version)
-    path = place.folder / "rgb_metadata.csv"
-    table = read_columns(path, dict.fromkeys(("split", "category", "country_code", "timestamp"), str))
-    codes = read_columns(place.folder / "country_code_mapping.csv", {"alpha-3": str, "region": str})
-    known = dict(zip(codes["alpha-3"], codes["region"], strict=True))
+    files = find("fmow", folder)
+    table = files.read()
+    codes = read_columns(files.folder / "country_code_mapping.csv", {"alpha-3": "text", "region": "text"})
+    region_of = dict(zip(codes["alpha-3"], codes["region"], strict=True))
     # Numbered as they appear in the whole table, as WILDS does.
-    region, regions = pd.factorize(table["country_code"].map(known).replace("", np.nan).fillna("Other"))
-    rows = np.flatnonzero(table["split"] != "seq")
-    table, region = table.iloc[rows], region[rows]
+    region, regions = pd.factorize(table["country_code"].map(region_of).replace("", np.nan).fillna("Other"))
+    used = (table["split"] != "seq").to_numpy()
+    table, region = table[used], region[used]
     utc = table["timestamp"].str.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|\+00:?00)?")
-    if not len(rows) or not utc.all():
-        wrong = f"timestamp is {table['timestamp'][~utc].iloc[0]!r}" if len(rows) else "every split is seq"
-        raise InputError(f"{str(path)!r}: {wrong}; it must be a time in UTC such as 2015-07-25T08:45:12Z.")
+    if not utc.all():
+        wrong = table["timestamp"][~utc].iloc[0]
+        raise InputError(
+            f"{str(files.folder / files.known.table)!r}: timestamp is {wrong!r}; it must be a time in UTC "
+            "such as 2015-07-25T08:45:12Z."
+        )
     year = table["timestamp"].str[:4].to_numpy(np.int64)
-    classes = published("fmow").names["classes"]
     early, part = year < 2013, table["split"].to_numpy()
     where = {
         "train": early & (part == "train"),
@@ -399,50 +364,23 @@ def load_fmow(
         "id_test": early & (part == "test"),
         "test": (year >= 2016) & (part == "test"),
     }
-    splits = by_groups(region, regions.__getitem__, where)
-    both = year * len(regions) + region
-    if "train" in splits and group_by == "year":
-        splits["train"] = by_group(year, str, where["train"])
-    elif "train" in splits:
-        count = len(regions)
-        splits["train"] = by_group(both, lambda c: f"{c // count}, {regions[c % count]}", where["train"])
-    numbered = np.where((year >= 2002) & (year <= 2017), year - 2002, -1)
-    return _images(
-        "fmow",
-        place,
-        "images",
-        (f"rgb_img_{row}.png" for row in rows.tolist()),
-        {"region": region, "year": numbered, "y": coded(path, table["category"], classes)},
-        both,
-        splits,
-        classes=len(classes),
-        options={"size": size, "bad": bad},
-        model="densenet121",
-        measures=("worst-group accuracy", "accuracy"),
-        uncounted=frozenset({"Other"}),
-        class_names=tuple(classes),
-    )
+    split = np.select(list(where.values()), list(where), "none")
+    count, both = len(regions), year * len(regions) + region
+    training = named(both, lambda code: f"{code // count}, {regions[code % count]}")
+    if group_by == "year":
+        training = named(year, str)
+    splits = splits_of(split, named(region, regions.__getitem__), training)
+    data = files.images(table, "category", both, splits, size=size, bad=bad)
+    return replace(data, class_names=tuple(files.known.columns["category"]))
 
 
 # PovertyMap
-
-BANDS = ("blue", "green", "red", "swir1", "swir2", "temperature", "nir", "nightlights")
-FOLDS = {
-    "A": ("west", "angola"),
-    "B": ("cameroon", "west"),
-    "C": ("congo", "cameroon"),
-    "D": ("kenya", "congo"),
-    "E": ("angola", "kenya"),
-}
-"""The groups of countries of the validation and the test split."""
 
 
 def load_poverty(
     *,
     folder: str | None = None,
-    version: str | None = None,
     fold: Literal["A", "B", "C", "D", "E"] = "A",
-    nightlights: bool = True,
     augment: bool = True,
     size: Pixels = 224,
 ) -> DomainData:
@@ -456,98 +394,75 @@ def load_poverty(
 
     Args:
         fold: which countries are held out, A to E.
-        nightlights: whether the band of nightly light is shown; else it is 0.
         augment: whether training images are mirrored at random, both ways.
         size: of the images, in pixels each way; fewer than the files' 224 are means over them.
     """
     if size > 224:
         raise InputError(f"size={size}; it must be at most 224.")
-    place, names = find("poverty", folder, version), published("poverty").names
-    path = place.folder / "dhs_metadata.csv"
-    table = read_columns(path, {"country": str, "wealthpooled": float, "urban": str})
-    urban = coded(path, table["urban"].str.lower().str.removesuffix(".0"), ("false", "true", "0", "1")) % 2
-    countries = names["countries"]
-    country = coded(path, table["country"], countries)
-    validation, test = (np.isin(country, [countries.index(c) for c in names[g]]) for g in FOLDS[fold])
+    files = find("poverty", folder)
+    table, known = files.read(), files.known
+    countries = list(known.columns["country"])
+    country = table["country"].map(dict(enumerate(countries)))
+    split = np.full(len(table), "train", object)
+    for name, group in zip(("validation", "test"), known.folds[fold], strict=True):
+        split[country.isin(known.groups[group])] = name
     # Held out of the training countries as WILDS draws them: 1,000 for validation and 1,000 for test.
-    order = np.flatnonzero(~(validation | test))
+    order = np.flatnonzero(split == "train")
     np.random.default_rng(ord(fold) + 541_433).shuffle(order)
-    drawn = {"train": order[2000:], "id_validation": order[:1000], "id_test": order[1000:2000]}
-    inside = {name: np.isin(np.arange(len(table)), rows) for name, rows in drawn.items()}
-    where = {split: {**inside, "validation": validation, "test": test}[split] for split in SPLITS.values()}
-    splits = by_groups(urban, ("rural", "urban").__getitem__, where)
-    if "train" in splits:
-        splits["train"] = by_group(country, lambda c: countries[c].replace("_", " "), where["train"])
-    check_splits("poverty", place, splits)
-    metadata = {"urban": urban, "y": table["wealthpooled"].to_numpy(), "country": country}
+    split[order[:1000]], split[order[1000:2000]] = "id_validation", "id_test"
+    by_country = named(table["country"], lambda code: countries[code].replace("_", " "))
+    splits = splits_of(split, named(table["urban"] % 2, ("rural", "urban").__getitem__), by_country)
+    labels = table["wealthpooled"].to_numpy(np.float32)
     return DomainData(
-        examples=Villages(place.folder / "images", metadata, nightlights, augment, size).in_splits(splits),
+        examples=Villages(files.path_of_images(), labels, augment, size).in_splits(splits),
         splits=splits,
         classes=None,
-        input_shape=(len(BANDS), size, size),
-        model="resnet18",
-        measures=("worst-group Pearson r", "Pearson r", "mse"),
-        notes={"examples": f"version {place.version}", "test": f"fold {fold}"},
+        input_shape=(8, size, size),
+        notes={**files.checked(splits), "test": f"fold {fold}"},
+        **known.about,
     )
 
 
 class Villages(Examples):
     """Images as float32 (8, ``size``, ``size``), at 224 as in the files, with the wealth of each."""
 
-    def __init__(
-        self, folder: Path, metadata: Mapping[str, Array], nightlights: bool, augment: bool, size: int
-    ) -> None:
-        if not folder.is_dir():
-            raise InputError(
-                f"PovertyMap-WILDS has a table but no images: there is no folder {str(folder)!r}."
-            )
-        self.folder, self.metadata = folder, metadata
-        self.nightlights, self.augment, self.size = nightlights, augment, size
-        self.labels = metadata["y"].astype(np.float32)
-        self.trained = np.zeros(len(self.labels), bool)
+    def __init__(self, path: str, labels: Array, augment: bool, size: int) -> None:
+        self.path_of, self.labels, self.augment, self.size = path, labels, augment, size
+        self.trained = np.zeros(len(labels), bool)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         try:
-            x = torch.from_numpy(self._bands(index))
-        except Unreadable as error:
-            raise InputError(
-                f"the image {self.path(index)!r} cannot be read ({error}). Download it again; "
-                "`shoal data check` lists all such files."
-            ) from error
-        if not self.nightlights:
-            x[-1] = 0
+            x = self._bands(index)
+        except Exception as error:  # whatever NumPy raises of a damaged file
+            raise InputError(f"the image {self.path(index)!r} cannot be read ({error!r}).") from error
         if self.size < x.shape[-1]:
             x = torch.nn.functional.adaptive_avg_pool2d(x, self.size)
         if self.augment and self.trained[index]:
             x = x.flip([axis for axis, u in zip((1, 2), torch.rand(2), strict=True) if u < 0.5])
         return x, torch.tensor(self.labels[index])
 
+    def _bands(self, index: int) -> Tensor:
+        with np.load(self.path(index), allow_pickle=False) as file:
+            bands: Array = file["x"]
+        if bands.shape != (8, 224, 224):
+            raise ValueError(f"its shape is {bands.shape}, not (8, 224, 224)")
+        return torch.from_numpy(bands.astype(np.float32))
+
     def known_labels(self) -> Array:
         return self.labels
 
     def path(self, index: int) -> str:
-        return str(self.folder / f"landsat_poverty_img_{index}.npz")
+        return self.path_of.format(row=index)
 
     def problem(self, index: int) -> str | None:
         try:
             self._bands(index)
-        except Unreadable as error:
-            return str(error)
+        except Exception as error:
+            return repr(error)
         return None
-
-    def _bands(self, index: int) -> NDArray[np.float32]:
-        try:
-            with np.load(self.path(index), allow_pickle=False) as file:
-                bands: Array = file["x"]
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            raise Unreadable(why) from error
-        if bands.shape != (len(BANDS), 224, 224):
-            raise Unreadable(f"its shape is {bands.shape}, not {(len(BANDS), 224, 224)}")
-        return bands.astype(np.float32)
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same images in other splits: those of ``"train"`` are mirrored."""
@@ -566,51 +481,9 @@ class Villages(Examples):
 # Text
 
 
-def _texts(path: Path, column: str, rows: Array | None = None) -> Any:
-    """A column of text, which stays on disk: `datasets` maps it into memory."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise InputError("the text of WILDS requires datasets: pip install 'shoal[text]'.") from error
-    datasets.disable_progress_bar()
-    text = datasets.Features({column: datasets.Value("string")})
-    options: dict[str, Any] = {"usecols": [column], "keep_default_na": False, "encoding": "utf-8"}
-    table = datasets.Dataset.from_csv(str(path), features=text, **options)
-    return (table if rows is None else table.select(rows))[column]
-
-
-def _text(
-    name: str,
-    place: Place,
-    column: str,
-    texts: Any,
-    metadata: Mapping[str, Array],
-    splits: Mapping[str, Domains],
-    *,
-    options: Mapping[str, Any],
-    **about: Any,
-) -> DomainData:
-    """Text, each with the label ``metadata["y"]``."""
-    check_splits(name, place, splits)
-    return DomainData(
-        examples=TextExamples(texts, metadata["y"], metadata=metadata, **options),
-        splits=splits,
-        input_shape=(options["max_tokens"],),
-        model=options["tokenizer"],
-        inputs=described_text(options["tokenizer"], options["max_tokens"], options["pad_to"], column),
-        notes={"examples": f"version {place.version}"},
-        **about,
-    )
-
-
-IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
-TOXIC = ("not toxic", "toxic")
-
-
 def load_civilcomments(
     *,
     folder: str | None = None,
-    version: str | None = None,
     group_by: Literal["identity", "black"] = "identity",
     tokenizer: str = DISTILBERT,
     max_tokens: MaxTokens = 300,
@@ -620,63 +493,36 @@ def load_civilcomments(
 
     A comment that mentions several identities is in several domains. An identity or a label is what at least
     half of those who were asked said. The two groups that mention none are trained on, as the authors of Fish
-    do, and are never the worst: WILDS judges by the other 16.
+    do, and are never the worst: WILDS scores the other 16.
 
     Args:
         group_by: what a training domain is: ``identity``, or ``black``, as for WILDS' own baselines: whether
             black people are mentioned, toxic or not.
     """
-    place = find("civilcomments", folder, version)
-    path = place.folder / "all_data_with_identities.csv"
-    others = (
-        "identity_any",
-        "severe_toxicity",
-        "obscene",
-        "threat",
-        "insult",
-        "identity_attack",
-        "sexual_explicit",
-    )
-    table = read_columns(path, dict.fromkeys(("split", "toxicity", *IDENTITIES, *others), str))
-    metadata = {n: (_numbers(path, table[n].replace("", "0"), float) >= 0.5) for n in (*IDENTITIES, *others)}
-    metadata["y"] = _numbers(path, table["toxicity"], float) >= 0.5
-    metadata = {n: values.to_numpy(np.int64) for n, values in metadata.items()}
-    y = metadata["y"]
-    mentioned = {n: metadata[n] == 1 for n in IDENTITIES}
-    mentioned["none"] = ~np.any(list(mentioned.values()), axis=0)
-    black = {"not black": metadata["black"] == 0, "black": metadata["black"] == 1}
-
-    def groups(who: Mapping[str, Array], where: Array) -> Domains:
+    files = find("civilcomments", folder)
+    table, known = files.read(), files.known
+    toxic = table["toxicity"] >= 0.5
+    mentioned = table[[name for name, kind in known.columns.items() if kind == "share"]] >= 0.5
+    mentioned["none"] = ~mentioned.any(axis=1)
+    black = mentioned[["black"]].assign(**{"not black": ~mentioned["black"]})[["not black", "black"]]
+    splits = {}
+    for code, split in enumerate(SPLITS.values()):
+        groups = black if (split, group_by) == ("train", "black") else mentioned
+        inside = table["split"] == code
         found = {
-            f"{name}, {TOXIC[label]}": np.flatnonzero(where & is_in & (y == label))
-            for (name, is_in), label in product(who.items(), (0, 1))
+            f"{name}, {word}": np.flatnonzero(inside & groups[name] & (toxic == (word == "toxic")))
+            for name in groups
+            for word in known.about["class_names"]
         }
-        return Domains.from_indices({name: rows for name, rows in found.items() if len(rows)})
-
-    splits = {
-        split: groups(black if (split, group_by) == ("train", "black") else mentioned, where)
-        for split, where in by_name(path, table["split"]).items()
-        if where.any()
-    }
-    return _text(
-        "civilcomments",
-        place,
-        "comment_text",
-        _texts(path, "comment_text"),
-        metadata,
-        splits,
-        options={"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to},
-        classes=2,
-        class_names=TOXIC,
-        measures=("worst-group accuracy", "accuracy"),
-        uncounted=frozenset(f"none, {toxic}" for toxic in TOXIC),
-    )
+        if members := {name: rows for name, rows in found.items() if len(rows)}:
+            splits[split] = Domains.from_indices(members)
+    options = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
+    return files.text(range(len(table)), toxic, splits, **options)
 
 
 def load_amazon(
     *,
     folder: str | None = None,
-    version: str | None = None,
     tokenizer: str = DISTILBERT,
     max_tokens: MaxTokens = 512,
     pad_to: PadTo = MULTIPLE,
@@ -687,40 +533,19 @@ def load_amazon(
     """
     import pandas as pd
 
-    place = find("amazon", folder, version)
-    path, split_path = place.folder / "reviews.csv", place.folder / "splits" / "user.csv"
-    columns = {"user": "reviewerID", "product": "asin", "category": "category"}
-    table = read_columns(path, dict.fromkeys(columns.values(), str) | {"reviewYear": int, "overall": int})
-    split = read_columns(split_path, {"split": int})["split"]
+    files = find("amazon", folder)
+    table, path = files.read(), files.folder / "splits" / "user.csv"
+    numbers = {0: "train", 1: "validation", 2: "id_validation", 3: "test", 4: "id_test"}
+    split = read_columns(path, {"split": [*numbers, -1]})["split"]
     if len(split) != len(table):
-        raise InputError(f"{str(split_path)!r} has {len(split):,} rows and reviews.csv has {len(table):,}.")
-    numbers = (-1, 0, 1, 2, 3, 4)  # in no split, train, val, id_val, test, id_test
-    coded(split_path, split, numbers)
-    rows = np.flatnonzero(split != -1)
-    table, split = table.iloc[rows], split.iloc[rows].to_numpy()
-    metadata: dict[str, Array] = {}
-    names: dict[str, Array] = {}
-    order = np.argsort(split, kind="stable")  # in which WILDS numbers them
-    for name, column in columns.items():
-        codes, values = pd.factorize(table[column].iloc[order])
-        metadata[name], names[name] = np.empty_like(codes), np.asarray(values)
-        metadata[name][order] = codes
-    metadata["year"] = (table["reviewYear"] - table["reviewYear"].min()).to_numpy()
-    metadata["y"] = coded(path, table["overall"], (1, 2, 3, 4, 5))
-    where = {"train": 0, "id_validation": 2, "validation": 1, "id_test": 4, "test": 3}
-    inside = {name: split == number for name, number in where.items()}
-    return _text(
-        "amazon",
-        place,
-        "reviewText",
-        _texts(path, "reviewText", rows),
-        metadata,
-        by_groups(metadata["user"], names["user"].__getitem__, inside),
-        options={"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to},
-        classes=5,
-        class_names=tuple(f"{n} star{'s' * (n > 1)}" for n in range(1, 6)),
-        measures=("10th-percentile accuracy", "accuracy"),
-    )
+        raise InputError(f"{str(path)!r} has {len(split):,} rows and reviews.csv has {len(table):,}.")
+    rows = np.flatnonzero(split < len(numbers))
+    table, split = table.iloc[rows], split.iloc[rows]
+    in_order = table["reviewerID"].iloc[np.argsort(split, kind="stable")]  # of their splits
+    reviewers = pd.Categorical(table["reviewerID"], in_order.unique())
+    splits = splits_of(split.map(numbers), reviewers)
+    options = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
+    return files.text(rows, table["overall"], splits, **options)
 
 
 camelyon17 = SimpleNamespace(load=load_camelyon17, PUBLISHED=published("camelyon17"))

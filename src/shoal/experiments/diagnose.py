@@ -314,7 +314,7 @@ def _differs_most(x: Array, domains: Sequence[Array], column: Column, names: Seq
             elif ratio > size:
                 size, measure, ends = ratio, "sd", spread
             about = {"domain": name, "part": part, "measure": measure}
-            found.append((size, about | {"there": round(ends[0], 6), "elsewhere": round(ends[1], 6)}))
+            found.append((size, about | {"here": round(ends[0], 6), "elsewhere": round(ends[1], 6)}))
     return max(found, key=lambda one: one[0])[1]
 
 

@@ -106,6 +106,9 @@ def _encoder(name: str, pretrained: bool, attention: str | None) -> tuple[Any, l
         config = getattr(transformers, CONFIGURATIONS[name])()
     else:
         config = from_hub("model", name, transformers.AutoConfig.from_pretrained)
+    kinds = transformers.models.auto.modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    if config.model_type not in kinds:  # a wrapper of another library might read any file that it names
+        raise InputError(f"model {name!r} is not a text encoder but of the type {config.model_type!r}.")
     asked = getattr(config, "_attn_implementation", None)
     if attention is None and asked not in (None, *ATTENTION):
         raise InputError(

@@ -17,6 +17,7 @@ from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import summarize
 from shoal.report import charts, compare, diagnose, runs
 from shoal.report import columns as of_columns
+from shoal.report.importance import table
 from shoal.report.tables import cell, clean, listed, many
 
 TEMPLATES = Path(__file__).parent
@@ -30,10 +31,12 @@ def comparison_page(
     columns: Result | None = None,
     title: str | None = None,
     notes: Sequence[str] = (),
+    importance: Result | None = None,
 ) -> str:
     """The page of a comparison, from its plain data and the records of its runs.
 
-    ``columns`` is the report on the columns of a table, and ``notes`` names files that could not be read.
+    ``columns`` is the report on the columns of a table, ``notes`` names files that could not be read, and
+    ``importance`` is that of the columns.
     """
     from shoal.experiments.recommend import over_domains
 
@@ -70,6 +73,9 @@ def comparison_page(
         },
         "protocol": compare.protocol(result),
     }
+    if importance:
+        parts["importance"] = {"of": importance["algorithm"], "metric": importance["metric"]}
+        parts["importance"] |= {"table": table(importance)}
     pair = over_domains(rows[first], rows[versus["to"]]) if versus else None
     if versus and pair and pair["low"] is not None:
         parts["decision"] = charts.differences({f"{first} − {versus['to']}": pair}, metric)
