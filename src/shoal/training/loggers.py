@@ -110,8 +110,8 @@ class WeightsAndBiases(Logger):
             )
         except Exception as error:
             raise InputError(
-                f"Weights & Biases did not start: {error}\nInstall it (pip install 'shoal[wandb]') and log in "
-                "(wandb login), or set WANDB_MODE=offline to send the run later."
+                f"Weights & Biases did not start: {error}\nInstall it (pip install 'shoal[wandb]') and log "
+                "in (wandb login), or set WANDB_MODE=offline to send the run later."
             ) from error
 
     def write(self, line: Mapping[str, Any]) -> None:
