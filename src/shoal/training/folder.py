@@ -27,15 +27,14 @@ ONLY_FLOCK: dict[str, Any] = {FLAG: False} if FLAG in inspect.signature(FileLock
 """By default filelock 4 falls back to a lock that outlives a killed process; earlier versions do not."""
 
 
-def check_output(path: Path, inputs: Iterable[str | Path] = (), option: str = "") -> None:
+def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
     """As :func:`shoal.files.check_output`; what belongs to a run or a saved model is refused too."""
-    files.check_output(path, inputs, option)
+    files.check_output(path, inputs)
     real = Path(os.path.realpath(path))
     for folder, own in ((real.parent, real.name in FILES), (real.parent.parent, real.parent.name in FOLDERS)):
         ours = (folder / "config.yaml").exists() or (folder / "inputs.json").exists()
         if own and ours and real.exists():
-            name = f"{option} {str(path)!r}".lstrip()
-            raise InputError(f"{name} belongs to the run in {str(folder)!r}; choose another name.")
+            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
 
 
 def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
