@@ -116,7 +116,8 @@ def classes_of(module: str) -> dict[str, ast.ClassDef]:
 @cache
 def described_by(one: Any) -> set[str]:
     """The arguments that its own docstring describes, and documented fields of a class."""
-    names = set() if inspect.isclass(one) else set(re.findall(r"\w+", one.__doc__ or ""))
+    module = sys.modules[one.__module__].__doc__ or ""
+    names = set(re.findall(r"``(\w+)``", module)) | set(re.findall(r"\w+", one.__doc__ or ""))
     sections = re.split(r"^(?:Args|Attributes):\n", inspect.cleandoc(one.__doc__ or ""), flags=re.MULTILINE)
     for text in sections[1:]:
         for entry in re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): \S", text, re.MULTILINE):

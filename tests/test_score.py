@@ -17,6 +17,7 @@ from torch import nn
 
 import shoal
 from shoal.api.score import score
+from shoal.cli import main
 from shoal.data import from_table
 from shoal.errors import InputError
 from trained_models import LABELS, fit, image_model, patients, table_model, write_csv, write_images
@@ -168,6 +169,64 @@ def test_rows_of_an_entity_are_not_independent(runs: Runs, tmp_path: Path) -> No
     run = fit(tmp_path / "run", data)
     assert score(run, content).group == "patient"
     assert "no group column 'patient', so rows count as independent" in str(score(run, once))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return table_model(tmp_path_factory.mktemp("other") / "short", "ill", steps=3)
+
+
+class TestSeveralModels:
+    def test_differences_are_paired(self, runs: Runs, other: Path) -> None:
+        content = new()
+        found = score([runs["ill"], other], content)
+        y, sites = np.array(content["ill"]) == "yes", np.array(content["site"])
+        p, q = (shoal.load(run).predict_proba(content)[:, 1] for run in (runs["ill"], other))
+        groups = found.differences[str(other)]
+        assert list(groups) == ["all rows", "mean over domains", "bergen", "kyoto", "oslo"]
+        for name in ("all rows", "bergen", "kyoto", "oslo"):
+            here = np.full(300, True) if name == "all rows" else sites == name
+            difference = metrics.roc_auc_score(y[here], q[here]) - metrics.roc_auc_score(y[here], p[here])
+            assert groups[name]["AUC"].value == pytest.approx(difference)
+        right = (q > 0.5).astype(float) - (p > 0.5)
+        right = np.where(y, right, -right)
+        low = right.mean() - 1.96 * right.std() / np.sqrt(300)
+        assert groups["all rows"]["accuracy"].low == pytest.approx(low, abs=0.01)
+        each = [groups[name]["AUC"].value for name in ("bergen", "kyoto", "oslo")]
+        assert groups["mean over domains"]["AUC"].value == pytest.approx(np.mean(each))
+        assert found.scores[0].overall == score(runs["ill"], content).overall
+        assert json.loads(json.dumps(found.to_dict()))["differences"]
+        assert set(found.to_frame()["model"]) == {str(runs["ill"]), str(other)}
+
+    def test_the_command(
+        self, runs: Runs, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = write_csv(tmp_path / "new.csv", new())
+        assert (
+            main(["score", str(runs["ill"]), str(other), str(path), "--out", str(tmp_path / "s.json")]) == 0
+        )
+        assert f"Difference {other} − {runs['ill']}" in " ".join(capsys.readouterr().out.split())
+        assert len(json.loads((tmp_path / "s.json").read_text())["scores"]) == 2
+        assert main(["score", str(path)]) == 2
+        assert "requires MODEL and DATA" in capsys.readouterr().err
+
+    def test_models_of_different_tasks(self, runs: Runs) -> None:
+        with pytest.raises(InputError, match=r"^model: cannot be scored together: the task of .*regression"):
+            score([runs["ill"], runs["stay"]], new())
+        with pytest.raises(InputError, match=r"the class names of .*'0'"):
+            score([runs["ill"], runs["grade"]], new())
+
+
+def test_calibration_with_and_without_the_temperature(runs: Runs) -> None:
+    content, model = new(), shoal.load(runs["ill"])
+    found = score(model, content)
+    raw = model.probabilities(model.run(content)[1], calibrated=False)
+    y = np.array(content["ill"]) == "yes"
+    bins = np.minimum((raw[:, 1] * 10).astype(int), 9)
+    error = sum(abs((y[bins == b] - raw[bins == b, 1]).sum()) for b in range(10)) / 300
+    assert model.temperature != 1
+    assert found.uncalibrated["error"] == pytest.approx(error)  # type: ignore[index]
+    assert "without the temperature" in " ".join(str(found).split())
 
 
 def test_drift_is_named(runs: Runs) -> None:

@@ -14,8 +14,8 @@ To get the features of a model that does not return them, use :class:`shoal.mode
 algorithms of :mod:`shoal.algorithms` call these same functions. Half-precision inputs are converted to
 float32, without autocast; float64 inputs stay float64.
 
-**Batches.** Penalties that compare domains need several examples from each of at least two domains in each
-batch: :class:`shoal.data.DomainBatchSampler` with ``mixed=True`` yields them.
+Penalties that compare domains need several examples from each of at least two domains in each batch:
+:class:`shoal.data.DomainBatchSampler` with ``mixed=True`` yields them.
 
 **BatchNorm.** One forward pass of a mixed batch computes BatchNorm's statistics over all domains; one pass
 per domain normalises each domain separately, which removes differences in mean and scale before a penalty can
@@ -114,9 +114,6 @@ def coral(features: Tensor, domain: Domain) -> Tensor:
 
     The mean over pairs of domains of ‖μ_i − μ_j‖²/d + ‖C_i − C_j‖²/d², with d features.
 
-    Args:
-        features, domain: the batch (see above).
-
     >>> coral(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([7, 5, 7, 5]))
     tensor(1.)
 
@@ -165,9 +162,6 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
     For two domains it is mean k(x, x') + mean k(y, y') − 2 mean k(x, y), with the kernel
     k(x, y) = Σ_γ exp(−γ‖x − y‖²) for γ = 0.001, 0.01, …, 1000.
 
-    Args:
-        features, domain: the batch (see above).
-
     >>> mmd(torch.tensor([[0.0], [100.0], [0.0], [100.0]]), torch.tensor([0, 0, 1, 1]))
     tensor(0.)
 
@@ -193,10 +187,7 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
 
     The square is estimated without bias, as the product of the gradients on two halves of a domain's
     examples (those at even and at odd positions), so the penalty may be negative. One domain is enough.
-
-    Args:
-        logits, y, domain: the batch (see above).
-        loss: ``loss(logits, y)`` returns the mean over examples.
+    ``loss(logits, y)`` returns the mean over examples.
 
     >>> irm(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).item()
     0.0
@@ -222,9 +213,6 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
 @_full_precision
 def vrex(losses: Tensor, domain: Domain) -> Tensor:
     """The variance of the domains' mean losses (V-REx): 1/S Σ_i (L_i − L̄)².
-
-    Args:
-        losses, domain: the batch (see above).
 
     >>> vrex(torch.tensor([1.0, 3.0, 4.0, 4.0]), torch.tensor([0, 0, 1, 1]))
     tensor(1.)
@@ -256,10 +244,8 @@ def miro(features: Tensor, pretrained: Tensor, variance: Tensor) -> Tensor:
     ECCV 2022.
     """
     if features.shape != pretrained.shape:
-        raise InputError(
-            f"features and pretrained must have the same shape, got {tuple(features.shape)} and "
-            f"{tuple(pretrained.shape)}."
-        )
+        shapes = f"{tuple(features.shape)} and {tuple(pretrained.shape)}"
+        raise InputError(f"features and pretrained must have the same shape, got {shapes}.")
     return ((features - pretrained).square() / variance + variance.log()).mean() / 2
 
 
@@ -292,8 +278,7 @@ class GroupWeights(nn.Module):
 
     def __init__(self, domains: int, step_size: float = 0.01, *, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        if step_size < 0:
-            raise InputError(f"must be at least 0, got {step_size}.", "step_size")
+        _check_range("step_size", step_size, step_size >= 0, "at least 0")
         self.step_size = step_size
         self.register_buffer("log_weights", torch.zeros(domains, dtype=dtype))
 
@@ -304,11 +289,8 @@ def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
 
     Domains with a high loss get a higher weight: q_d ∝ exp(η Σ L_d), summed over the batches that contain the
     domain. If a batch contains S of T domains, the loss is multiplied by T/S, so that its expectation is the
-    loss over all domains.
-
-    Args:
-        losses, domain: the batch (see above); domain indices are from 0.
-        weights: the state, on the same device; each call updates it.
+    loss over all domains. Each call updates ``weights``, which are on the same device; domain indices are
+    from 0.
 
     >>> group_dro(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), GroupWeights(2, step_size=0.0))
     tensor(2.)
@@ -339,7 +321,7 @@ def quantile_risk(losses: Tensor, domain: Domain, quantile: float = 0.75) -> Ten
     its loss, that of equal losses their mean.
 
     Args:
-        losses, domain: the batch (see above).
+        losses, domain: the batch.
         quantile: α: the share of domains, like those of the batch, whose loss is to be below the result.
 
     >>> quantile_risk(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 2]), quantile=0.5)
@@ -347,8 +329,7 @@ def quantile_risk(losses: Tensor, domain: Domain, quantile: float = 0.75) -> Ten
 
     Reference: Eastwood et al., Probable Domain Generalization via Quantile Risk Minimization, NeurIPS 2022.
     """
-    if not 0 < quantile < 1:
-        raise InputError(f"must be above 0 and below 1, got {quantile}.", "quantile")
+    _check_range("quantile", quantile, 0 < quantile < 1, "above 0 and below 1")
     means, _ = _domain_losses(losses, domain)
     each = means.to(widest(means.device))
     mean = each.mean()
@@ -409,8 +390,7 @@ class FishrVariances(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= ema < 1:
-            raise InputError(f"must be from 0 to below 1, got {ema}.", "ema")
+        _check_range("ema", ema, 0 <= ema < 1, "from 0 to below 1")
         self.bias, self.ema = bias, ema
         self.register_buffer("smoothed", torch.zeros(domains, outputs * (features + bias), dtype=dtype))
 
@@ -440,8 +420,8 @@ def fishr(
     the gradient with respect to v_d does not depend on κ.
 
     Args:
-        logits: (B, …), the output of the last layer, which must be linear.
-        features: (B, …), the input of the last layer, flattened to (B, d).
+        logits: the output of the last layer, which must be linear.
+        features: the input of the last layer.
         y, domain: the targets and domain indices; these are from 0 with ``variances``.
         loss: ``loss(logits, y)`` returns the mean over examples.
         variances: the state; without it, only this batch is used.
@@ -510,8 +490,7 @@ class DomainDiscriminator(nn.Module):
     weight in its loss. The domains may then differ in their class frequencies.
 
     Args:
-        features: the number of features per example; the ``width`` of a
-            :class:`~shoal.models.FeatureExtractor` after the first forward pass.
+        features: the number of features per example, such as the ``width`` of a ``FeatureExtractor``.
         domains: the total number of domains; domain indices are 0 to ``domains − 1``.
         width: the width of the hidden layers.
         depth: the number of linear layers.
@@ -648,8 +627,7 @@ def mixup(
         )
     blocks, (y, *parts) = _grouped(domain, y, *parts)
     count = len(blocks.sizes)
-    if alpha <= 0:
-        raise InputError(f"must be above 0, got {alpha}.", "alpha")
+    _check_range("alpha", alpha, alpha > 0, "above 0")
     if shares is None:
         shares = mixup_shares(count, alpha, y.device)
     elif shares.shape != (count,):
@@ -725,6 +703,11 @@ def _grouped(
     order = torch.from_numpy(appeared.argsort()[place].argsort(kind="stable")).to(device)
     blocks = Blocks(sizes[appeared].tolist(), torch.from_numpy(ids[appeared].astype(np.int64)).to(device))
     return blocks, [values[order] for values in tensors]
+
+
+def _check_range(name: str, value: float, right: bool, words: str) -> None:
+    if not right:
+        raise InputError(f"must be {words}, got {value}.", name)
 
 
 def _ids(blocks: Blocks, device: torch.device) -> Tensor:

@@ -27,23 +27,17 @@ def mean_inner_product(gradients: Gradients) -> Tensor:
     return total / pairs
 
 
-def mean_cosine(gradients: Gradients, softening: float = 0.0) -> Tensor:
-    """1/(S(S−1)) Σ_{i≠j} g_i·g_j / (n_i n_j) with n = √(‖g‖² + δ²)."""
-    total, pairs = 0.0, 0
-    for i, a in enumerate(gradients):
-        for j, b in enumerate(gradients):
-            if i != j:
-                lengths = (dot(a, a) + softening**2).sqrt() * (dot(b, b) + softening**2).sqrt()
-                total, pairs = total + dot(a, b) / lengths, pairs + 1
-    return total / pairs
+def mean_cosine(gradients: Gradients) -> Tensor:
+    """The same of g/‖g‖."""
+    return mean_inner_product([[x / dot(g, g).sqrt() for x in g] for g in gradients])
 
 
 def match(
-    losses: Sequence[Tensor], params: Sequence[Tensor], *, normalize: bool = False, softening: float = 0.0
+    losses: Sequence[Tensor], params: Sequence[Tensor], *, normalize: bool = False
 ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """ḡ, the GIP (or cosine) and its gradient, by autograd through the double loop over all S graphs."""
     gradients = [_gradient(loss, params, create_graph=True) for loss in losses]
-    value = mean_cosine(gradients, softening) if normalize else mean_inner_product(gradients)
+    value = mean_cosine(gradients) if normalize else mean_inner_product(gradients)
     slope = [torch.zeros_like(p) for p in params]
     if value.requires_grad:
         slope = _gradient(value, params)
@@ -238,24 +232,32 @@ class EQRM(Reference):
         return quantile_of(self.each(batches), self.quantile)
 
 
+def irm(outputs: Sequence[Tensor], targets: Sequence[Tensor], loss: Loss) -> Tensor:
+    """The product of two halves' slopes by a factor of the output, domain by domain."""
+    squares = []
+    for output, y in zip(outputs, targets, strict=True):
+        slopes = []
+        for half in (0, 1):
+            which = [i for i in range(len(y)) if i % 2 == half] or [0]
+            w = torch.ones(1, dtype=output.dtype, requires_grad=True)
+            value = loss(w * output[which], y[which])
+            slopes.append(torch.autograd.grad(value, w, create_graph=True)[0])
+        squares.append(slopes[0] * slopes[1])
+    return mean(squares).sum()
+
+
 class IRM(Reference):
     def penalty(self, batches: Batches) -> Tensor:
-        squares = []
-        for x, y, *_ in batches:
-            slopes = []
-            for half in (0, 1):
-                which = [i for i in range(len(y)) if i % 2 == half] or [0]
-                w = torch.ones(1, dtype=x.dtype, requires_grad=True)
-                loss = self.loss(w * self.model(x[which]), y[which])
-                slopes.append(torch.autograd.grad(loss, w, create_graph=True)[0])
-            squares.append(slopes[0] * slopes[1])
-        return mean(squares).sum()
+        return irm([self.model(x) for x, *_ in batches], [y for _, y, *_ in batches], self.loss)
+
+
+def variance_of_losses(losses: Sequence[Tensor]) -> Tensor:
+    return mean([(loss - mean(losses)) ** 2 for loss in losses])
 
 
 class VREx(Reference):
     def penalty(self, batches: Batches) -> Tensor:
-        losses = self.each(batches)
-        return mean([(loss - mean(losses)) ** 2 for loss in losses])
+        return variance_of_losses(self.each(batches))
 
 
 class IGA(Reference):
@@ -265,43 +267,59 @@ class IGA(Reference):
         return mean([((g - middle) ** 2).sum() for g in gradients])
 
 
+def coral(features: Sequence[Tensor]) -> Tensor:
+    d, every = features[0].shape[1], [_moments(z) for z in features]
+    found = []
+    for i in range(len(every)):
+        for j in range(i):
+            (m, c), (n, e) = every[i], every[j]
+            apart = sum((m[a] - n[a]) ** 2 for a in range(d)) / d
+            found.append(apart + sum((c[a][b] - e[a][b]) ** 2 for a in range(d) for b in range(d)) / d**2)
+    return mean(found)
+
+
+def _moments(z: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
+    n, d = z.shape
+    middle = [mean([z[i, a] for i in range(n)]) for a in range(d)]
+    parts = [z[:, a] - middle[a] for a in range(d)]
+    return middle, [[sum(parts[a] * parts[b]) / max(n - 1, 1) for b in range(d)] for a in range(d)]
+
+
 class CORAL(Reference):
     def penalty(self, batches: Batches) -> Tensor:
-        features = [self.model.features(x) for x, *_ in batches]
-        d = features[0].shape[1]
-        found = []
-        for i in range(len(features)):
-            for j in range(i):
-                (m, c), (n, e) = self.moments(features[i]), self.moments(features[j])
-                apart = sum((m[a] - n[a]) ** 2 for a in range(d)) / d
-                found.append(apart + sum((c[a][b] - e[a][b]) ** 2 for a in range(d) for b in range(d)) / d**2)
-        return mean(found)
-
-    @staticmethod
-    def moments(z: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
-        n, d = z.shape
-        middle = [mean([z[i, a] for i in range(n)]) for a in range(d)]
-        parts = [z[:, a] - middle[a] for a in range(d)]
-        return middle, [[sum(parts[a] * parts[b]) / (n - 1) for b in range(d)] for a in range(d)]
+        return coral([self.model.features(x) for x, *_ in batches])
 
 
-def kernel(x: Tensor, y: Tensor) -> Tensor:
-    square = ((x - y) ** 2).sum()
-    return sum(torch.exp(-(10.0**power) * square) for power in range(-3, 4))
+def mmd(features: Sequence[Tensor]) -> Tensor:
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        return sum(torch.exp(-(10.0**power) * ((x - y) ** 2).sum()) for power in range(-3, 4))
+
+    def similar(a: Tensor, b: Tensor) -> Tensor:
+        return mean([kernel(x, y) for x in a for y in b])
+
+    pairs = [(features[i], features[j]) for i in range(len(features)) for j in range(i)]
+    return mean([similar(a, a) + similar(b, b) - 2 * similar(a, b) for a, b in pairs])
 
 
 class MMD(Reference):
     def penalty(self, batches: Batches) -> Tensor:
-        features = [self.model.features(x) for x, *_ in batches]
-        return self.discrepancy(features)
+        return mmd([self.model.features(x) for x, *_ in batches])
 
-    @staticmethod
-    def discrepancy(features: Sequence[Tensor]) -> Tensor:
-        def similarity(a: Tensor, b: Tensor) -> Tensor:
-            return mean([kernel(x, y) for x in a for y in b])
 
-        pairs = [(features[i], features[j]) for i in range(len(features)) for j in range(i)]
-        return mean([similarity(a, a) + similarity(b, b) - 2 * similarity(a, b) for a, b in pairs])
+class SmoothedVariances:
+    """The mean squared deviation from their mean of the domains' smoothed variances."""
+
+    def __init__(self, ema: float) -> None:
+        self.ema, self.kept = ema, dict[int, Tensor]()
+
+    def __call__(self, variances: dict[int, Tensor]) -> Tensor:
+        smooth = []
+        for d, found in variances.items():
+            old = self.kept.get(d, torch.zeros_like(found))
+            smooth.append(self.ema * old + (1 - self.ema) * found)
+            self.kept[d] = smooth[-1].detach()
+        smooth = [s / (1 - self.ema) for s in smooth]
+        return mean([((s - mean(smooth)) ** 2).mean() for s in smooth])
 
 
 class Fishr(Reference):
@@ -309,9 +327,12 @@ class Fishr(Reference):
 
     def __init__(self, model: nn.Module, loss: Loss, weights: Iterable[float], ema: float) -> None:
         super().__init__(model, loss, weights)
-        self.ema = ema
         (self.last,) = [m for m in model.head.modules() if isinstance(m, nn.Linear)]
-        self.kept: dict[int, Tensor] = {}
+        self.smoothed = SmoothedVariances(ema)
+
+    @property
+    def kept(self) -> dict[int, Tensor]:
+        return self.smoothed.kept
 
     def variances(self, x: Tensor, y: Tensor) -> Tensor:
         last = list(self.last.parameters())
@@ -323,28 +344,33 @@ class Fishr(Reference):
         return mean([(g - middle) ** 2 for g in each])
 
     def penalty(self, batches: Batches) -> Tensor:
-        smooth = []
-        for x, y, d, *_ in batches:
-            found = self.variances(x, y)
-            old = self.kept.get(d, torch.zeros_like(found))
-            smooth.append(self.ema * old + (1 - self.ema) * found)
-            self.kept[d] = smooth[-1].detach()
-        smooth = [s / (1 - self.ema) for s in smooth]
-        return mean([((s - mean(smooth)) ** 2).mean() for s in smooth])
+        return self.smoothed({d: self.variances(x, y) for x, y, d, *_ in batches})
+
+
+class RobustLoss:
+    """Σ q_d L_d T/S with q_d ∝ exp(η Σ L_d)."""
+
+    def __init__(self, domains: int, step_size: float) -> None:
+        self.step_size, self.q = step_size, [1 / domains] * domains
+
+    def __call__(self, losses: dict[int, Tensor]) -> Tensor:
+        for d, loss in losses.items():
+            self.q[d] *= math.exp(self.step_size * float(loss.detach()))
+        self.q = [q / sum(self.q) for q in self.q]
+        return sum(self.q[d] * loss for d, loss in losses.items()) * len(self.q) / len(losses)
 
 
 class GroupDRO(Reference):
     def __init__(self, model: nn.Module, loss: Loss, domains: int, step_size: float) -> None:
         super().__init__(model, loss)
-        self.step_size, self.q = step_size, [1 / domains] * domains
+        self.robust = RobustLoss(domains, step_size)
+
+    @property
+    def q(self) -> list[float]:
+        return self.robust.q
 
     def objective(self, batches: Batches) -> Tensor:
-        losses = self.each(batches)
-        for loss, (_, _, d, *_) in zip(losses, batches, strict=True):
-            self.q[d] *= math.exp(self.step_size * float(loss.detach()))
-        self.q = [q / sum(self.q) for q in self.q]
-        total = sum(self.q[d] * loss for loss, (_, _, d, *_) in zip(losses, batches, strict=True))
-        return total * len(self.q) / len(batches)
+        return self.robust({d: loss for loss, (_, _, d, *_) in zip(self.each(batches), batches, strict=True)})
 
 
 class Mixup(Reference):

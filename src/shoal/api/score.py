@@ -1,16 +1,16 @@
-"""``shoal.score``: how well a trained model does on labelled data, per domain, and how the data differ."""
+"""``shoal.score``: how well trained models do on labelled data, per domain, and how the data differ."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
-from shoal.api.result import Result
-from shoal.errors import InputError, shown
-from shoal.files import dump_json, write_atomically
+from shoal.api.result import Result, write_output
+from shoal.errors import InputError
+from shoal.files import dump_json
 from shoal.report.tables import Table
 from shoal.settings import Count, Range, checked
 from shoal.terminal import clean
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from shoal.experiments.drift import ColumnDrift
     from shoal.experiments.statistics import Estimate
+    from shoal.trained import Trained
 
 SHOWN = 20
 """Domains and columns in the text; :meth:`Score.to_dict` has all of them."""
@@ -63,7 +64,8 @@ class Score(Result):
         unlabelled: number of rows without a label.
         unusable: labels that are classes unknown to the model or, in regression, no numbers; with their
             counts.
-        calibration: calibration of the probabilities, in classification.
+        calibration: reliability of the probabilities, in classification.
+        uncalibrated: the same without the temperature of the model, if it has one.
         drift: drift of each column, flagged columns first; ``None`` if the model has no summary of its
             training columns.
         notes: remarks on the data.
@@ -83,7 +85,8 @@ class Score(Result):
     unlabelled: int
     unusable: Mapping[str, int]
     calibration: Mapping[str, Any] | None
-    drift: tuple[ColumnDrift, ...] | None
+    uncalibrated: Mapping[str, Any] | None = None
+    drift: tuple[ColumnDrift, ...] | None = None
     notes: tuple[str, ...] = ()
     out: Path | None = None
 
@@ -116,10 +119,11 @@ class Score(Result):
 
     def __str__(self) -> str:
         notes = [*self.notes, *([f"Saved in {self.out}."] if self.out else [])]
-        parts = [self._rows(), *self._tables(), self._calibration(), *self._drift(), *map(_filled, notes)]
+        parts = [self.excluded(), *self._tables(), self._calibration(), *self._drift(), *map(_filled, notes)]
         return "\n\n".join(part for part in parts if part)
 
-    def _rows(self) -> str:
+    def excluded(self) -> str:
+        """How many rows are scored, and which are not, in sentences."""
         scored, excluded = self.overall.rows, sum(self.unusable.values())
         positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
         lines = [f"{scored:,} of {self.rows:,} rows of {self.data} (label {self.label!r}{positive})"]
@@ -158,12 +162,14 @@ class Score(Result):
     def _calibration(self) -> str:
         if self.calibration is None:
             return ""
-        error, chance = self.calibration["error"], self.calibration["chance"]
+        error, chance, before = self.calibration["error"], self.calibration["chance"], ""
         what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
         result = "more than sampling explains" if error > chance else "no significant miscalibration"
+        if self.uncalibrated:
+            before = f", {self.uncalibrated['error']:.3f} without the temperature of the model"
         return _filled(
             f"Calibration of the probability of {what}: expected calibration error {error:.3f} (below "
-            f"{chance:.3f} for 95 % of perfectly calibrated models with as many rows): {result}."
+            f"{chance:.3f} for 95 % of perfectly calibrated models with as many rows{before}): {result}."
         )
 
     def _drift(self) -> Iterator[str]:
@@ -179,26 +185,82 @@ class Score(Result):
         yield table.text() if table.rows else ""
 
 
+@dataclass(frozen=True)
+class PairedScores(Result):
+    """The result of :func:`score` for several models; ``print`` shows it.
+
+    Attributes:
+        scores: score of each model.
+        differences: for each other model, its differences to the first by metric, on the same rows: of ``all
+            rows``, of each domain, and their ``mean over domains`` (with at least three); each with the 95 %
+            interval.
+    """
+
+    scores: tuple[Score, ...]
+    differences: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+
+    def to_dict(self) -> dict[str, Any]:
+        whole: dict[str, Any] = asdict(self)
+        return {"scores": [one.to_dict() for one in self.scores], "differences": whole["differences"]}
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the DataFrames of all scores, with the column ``model``."""
+        import pandas
+
+        return pandas.concat([one.to_frame().assign(model=one.model) for one in self.scores])
+
+    def __str__(self) -> str:
+        first = self.scores[0]
+        names = [one.model for one in self.scores]
+        table = Table(["all rows (95 %)", *names])
+        for metric in first.overall.metrics:
+            table.add(metric, *(_cell(one.overall.metrics[metric]) for one in self.scores))
+        parts = [first.excluded(), table.text()]
+        for name, groups in self.differences.items():
+            parts.append(_filled(f"Difference {name} − {first.model}, on the same rows (95 %):"))
+            table = Table(["", *next(iter(groups.values()))])
+            for group, metrics in list(groups.items())[: SHOWN + 2]:
+                table.add(group, *(_cell(estimate, "+") for estimate in metrics.values()))
+            parts.append(table.text())
+        return "\n\n".join([*parts, *map(_filled, [*self._trained_on(), *first.notes])])
+
+    def _trained_on(self) -> Iterator[str]:
+        """Domains that only some of the models were trained on."""
+        for group in self.scores[0].domains:
+            seen = {m.model: g.seen for m in self.scores for g in m.domains if g.name == group.name}
+            trained = [name for name, what in seen.items() if what == "training"]
+            if 0 < len(trained) < len(seen):
+                yield f"{group.name} is a training domain of {', '.join(trained)} only: no fair comparison."
+
+
 def _filled(line: str) -> str:
     return textwrap.fill(clean(line), 100)
 
 
-def _number(value: float | None) -> str:
+def _number(value: float | None, sign: str = "") -> str:
     if value is None:
         return "–"
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 1e6 else f"{value:.4g}"
+    if abs(value) < 1e6:
+        return f"{value:{sign}.3f}" if abs(value) < 10 else f"{value:{sign},.1f}"
+    return f"{value:{sign}.4g}"
 
 
-def _cell(estimate: Estimate) -> str:
+def _cell(estimate: Estimate, sign: str = "") -> str:
     if estimate.undefined:
         return f"undefined: {estimate.undefined}"
-    ends = f" ({_number(estimate.low)} to {_number(estimate.high)})" if estimate.low is not None else ""
-    return f"{_number(estimate.value)}{ends}"
+    ends = ""
+    if estimate.low is not None:
+        ends = f" ({_number(estimate.low, sign)} to {_number(estimate.high, sign)})"
+    return f"{_number(estimate.value, sign)}{ends}"
 
 
-@checked
+@overload
+def score(model: str | Path | Trained, data: Any, **options: Any) -> Score: ...
+@overload
+def score(model: list[Any] | tuple[Any, ...], data: Any, **options: Any) -> PairedScores: ...
+@checked  # type: ignore[misc]
 def score(
-    model: Any,
+    model: Any | Sequence[Any],
     data: Any,
     *,
     label: str | None = None,
@@ -209,21 +271,23 @@ def score(
     batch_size: Count = 256,
     workers: Annotated[int, Range(0, 1000)] = 0,
     device: str | None = None,
-) -> Score:
-    """Score a trained model on labelled data, per domain and overall, with 95 % confidence intervals. ::
+) -> Score | PairedScores:
+    """Score trained models on labelled data, per domain and overall, with 95 % confidence intervals. ::
 
         result = shoal.score("runs/fish", "labelled.csv")
         print(result)
         result.overall.metrics["AUC"].low
+        print(shoal.score(["runs/erm", "runs/fish"], "labelled.csv"))
 
     Rows without a label, and rows of classes that are unknown to the model, are counted and excluded.
     Confidence intervals account for the sampling of rows, or of entities with a group column, within the same
     domains. A column is reported as drifted if its distribution differs from training by more than sampling
-    explains.
+    explains. Of several models, the differences to the first are paired by row.
 
     Args:
-        model: run folder, or model from :func:`shoal.load`.
-        data: table (.csv, .parquet …), or folder of images arranged as domain/class/image or class/image; in
+        model: run folder, or several for models of the same task. In Python also a model from
+            :func:`shoal.load`, or a list.
+        data: table (.csv, .parquet …), or folder of images arranged as domain/class/image or class/image. In
             Python also a DataFrame or a mapping of columns.
         label: column to predict (default: as in training).
         domain: column with the domain of each row (default: as in training).
@@ -235,42 +299,24 @@ def score(
         workers: number of processes that load examples.
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
     """
-    import numpy as np
-
     from shoal.api import scoring
-    from shoal.data.reading import as_table, rows_of
-    from shoal.trained import as_trained, output_file
+    from shoal.trained import as_trained, output_of
 
-    trained = as_trained(model, device)
-    kind, task = trained.inputs.get("kind", "array"), trained.about.task
-    if kind == "array" or task in ("multilabel", "dense"):
-        raise InputError(
-            f"this is a model for {task} with {kind} input; score supports classification and regression of "
-            "tables, of text in tables and of images in folders. For others, use predict_proba."
-        )
-    if kind == "image" and not (isinstance(data, str | Path) and Path(data).expanduser().is_dir()):
-        raise InputError("must be a folder with images, as domain/class/image or class/image.", "data")
-    if kind != "image" and rows_of(data) is None:
-        raise InputError(f"this model takes a table (.csv, .parquet …), not {shown(data)}.", "data")
+    several = isinstance(model, list | tuple)
+    models = [as_trained(each, device) for each in (model if several else [model])]
+    if not models:
+        raise InputError("must not be empty.", "model")
     path = None
     if out is not None:
         path = Path(out) if str(out).lower().endswith(".json") else Path(out) / "score.json"
-        path = output_file(path, trained, data)
-    table = as_table(data) if kind != "image" else None
-    labels = scoring.labels_of_table(trained, table, label, domain, group) if table else None
-    reader = trained.reader(column=column)
-    parts = [(batch.names, output) for batch, output in trained.outputs(reader, data, batch_size, workers)]
-    labels = labels or scoring.labels_of_paths(trained, [name for names, _ in parts for name in names])
-    result = scoring.scored(trained, data, np.concatenate([output for _, output in parts]), labels)
-    notes = [*result.notes, *reader.doubts]
-    if kind == "table" and table is not None:
-        drift, more = scoring.drift_of(trained, table, labels.entities)
-        result, notes = replace(result, drift=drift), [*notes, *more]
-    result = replace(result, notes=tuple(notes))
+        for each in models:
+            path = output_of(each, path, data)
+    columns = {"label": label, "domain": domain, "group": group}
+    scored = [scoring.scored(each, data, columns, column, batch_size, workers) for each in models]
+    result: Score | PairedScores = scored[0].score
+    if several:
+        result = PairedScores(tuple(each.score for each in scored), scoring.differences(scored))
     if path is None:
         return result
-    try:
-        write_atomically(path, dump_json(result.to_dict()))
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.", "out") from error
-    return replace(result, out=path)
+    write_output(path, dump_json(result.to_dict()))
+    return replace(result, out=path) if isinstance(result, Score) else result

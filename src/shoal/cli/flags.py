@@ -58,7 +58,7 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
                     parameters.append(_flag(option.name, option.type, group, option.describe(name), default))
         elif each.name != "progress":
             kinds[each.name] = hints[each.name]
-            several = typing.get_origin(hints[each.name]) is Sequence
+            several = any(typing.get_origin(leaf) is Sequence for leaf in _leaves(hints[each.name]))
             if each.kind is each.KEYWORD_ONLY or (each.default is not each.empty and not several):
                 group = FIRST if each.name in first else OWN
                 help = _with_default(helps[each.name], each.default)
@@ -71,9 +71,17 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
                 parameters.append(each.replace(kind=each.POSITIONAL_ONLY, annotation=Annotated[words, about]))
     place = {n: i for i, n in enumerate(first)}
     parameters.sort(key=lambda p: (p.kind, place.get(p.name, len(place))))
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    together = len(names) > 1 and _words(hints[names[0]]) == list[str]
+    if together:  # all words but the last are the first argument
+        parameters[:2] = [_several_then_one(*(helps[n] for n in names), *names)]
 
     def call(*args: Any, **flags: Any) -> Any:
-        names = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        if together:
+            *words, last = args[0]
+            if not words:
+                raise InputError(f"requires {names[0].upper()} and {names[1].upper()}, got only {last!r}.")
+            args = (words if len(words) > 1 else words[0], last)
         values = [_value(kinds[n], value, n) for n, value in zip(names, args, strict=False)]
         return function(*values, **{n: _value(kinds[n], value, n) for n, value in flags.items()})
 
@@ -82,6 +90,13 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
+
+
+def _several_then_one(help: str, help_of_last: str, name: str, last: str) -> inspect.Parameter:
+    shown = f"{name.upper()}... {last.upper()}"
+    about = Parameter(name=shown, help=f"{help} Then: {help_of_last[:1].lower()}{help_of_last[1:]}")
+    annotation = Annotated[list[str], about]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, annotation=annotation)
 
 
 def _flag(name: str, kind: Any, group: Group, help: str, default: Any = None) -> inspect.Parameter:

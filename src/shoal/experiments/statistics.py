@@ -194,44 +194,67 @@ def wilson(share: float, count: float) -> Estimate:
     return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def classification(
-    probability: Array, y: Array, clusters: Sequence[Hashable] | Array | None = None
-) -> dict[str, Estimate]:
-    """Of probabilities (n, classes) and classes: accuracy, balanced accuracy, AUC, average precision, log
-    loss and Brier score.
+def metric_functions(predicted: Array, y: Array) -> dict[str, Callable[[Array], float]]:
+    """The metrics of some rows, given as their numbers, by name.
 
-    With two classes the AUC, the average precision and the Brier score are those of the second; with more
-    the first two are means of one class against the rest, over the classes in ``y``, and the Brier score is
-    the sum of squares over classes.
+    For probabilities (n, classes) accuracy, balanced accuracy, AUC, average precision, log loss and Brier
+    score; for numbers (n,) MAE, RMSE and R². With two classes the AUC, the average precision and the Brier
+    score are those of the second; with more the first two are means of one class against the rest, over the
+    classes in ``y``, and the Brier score is the sum of squares over classes. Where not all classes in ``y``
+    are in the rows, metrics that average over them are NaN.
     """
-    from sklearn.metrics import average_precision_score, roc_auc_score
+    from sklearn.metrics import average_precision_score, r2_score, roc_auc_score
 
-    codes, count, present = codes_of(clusters, len(y)), probability.shape[1], np.unique(y)
-    right = (probability.argmax(1) == y).astype(np.float64)
+    if predicted.ndim == 1:
+        error = predicted - y
+        return {
+            "MAE": lambda rows: float(np.abs(error[rows]).mean()),
+            "RMSE": lambda rows: math.sqrt((error[rows] ** 2).mean()),
+            "R²": lambda rows: r2_score(y[rows], predicted[rows]) if np.ptp(y[rows]) > 0 else math.nan,
+        }
+    count, present = predicted.shape[1], np.unique(y)
+    right = (predicted.argmax(1) == y).astype(np.float64)
     with np.errstate(divide="ignore"):
-        losses = -np.log(probability[np.arange(len(y)), y])
-    squares = ((probability - np.eye(count)[y]) ** 2).sum(1) / (2 if count == 2 else 1)
-    truth, score = (
-        (y == 1, probability[:, 1]) if count == 2 else (y[:, None] == present, probability[:, present])
-    )
-    fewest = min(len(np.unique(codes[y == c])) for c in present)
+        losses = -np.log(predicted[np.arange(len(y)), y])
+    squares = ((predicted - np.eye(count)[y]) ** 2).sum(1) / (2 if count == 2 else 1)
+    truth, score = (y == 1, predicted[:, 1]) if count == 2 else (y[:, None] == present, predicted[:, present])
 
-    def share(metric: Callable[[Array], float], least: int = 1) -> Estimate:
+    def of_all(metric: Callable[[Array], Any], least: int = 1) -> Callable[[Array], float]:
         """Of a metric that needs every class that is present, and at least so many."""
 
         def known(rows: Array) -> float:
             found = len(np.unique(y[rows]))
-            return metric(rows) if found == len(present) >= least else math.nan
+            return float(metric(rows)) if found == len(present) >= least else math.nan
 
-        return estimate(known, codes, "share", fewest)
+        return known
 
     return {
-        "accuracy": _share(right, codes),
-        "balanced accuracy": share(lambda rows: np.mean([right[rows][y[rows] == c].mean() for c in present])),
-        "AUC": share(lambda rows: roc_auc_score(truth[rows], score[rows]), 2),
-        "average precision": share(lambda rows: average_precision_score(truth[rows], score[rows]), 2),
-        "log loss": estimate(lambda rows: losses[rows].mean(), codes, "error"),
-        "Brier score": estimate(lambda rows: squares[rows].mean(), codes, "error"),
+        "accuracy": lambda rows: float(right[rows].mean()),
+        "balanced accuracy": of_all(
+            lambda rows: np.mean([right[rows][y[rows] == c].mean() for c in present])
+        ),
+        "AUC": of_all(lambda rows: roc_auc_score(truth[rows], score[rows]), 2),
+        "average precision": of_all(lambda rows: average_precision_score(truth[rows], score[rows]), 2),
+        "log loss": lambda rows: float(losses[rows].mean()),
+        "Brier score": lambda rows: float(squares[rows].mean()),
+    }
+
+
+def classification(
+    probability: Array, y: Array, clusters: Sequence[Hashable] | Array | None = None
+) -> dict[str, Estimate]:
+    """The metrics of probabilities (n, classes) and classes, see :func:`metric_functions`."""
+    codes = codes_of(clusters, len(y))
+    fewest = min(len(np.unique(codes[y == c])) for c in np.unique(y))
+    of_all = ("balanced accuracy", "AUC", "average precision")
+    return {
+        name: estimate(
+            metric,
+            codes,
+            "error" if name in ("log loss", "Brier score") else "share",
+            fewest if name in of_all else None,
+        )
+        for name, metric in metric_functions(probability, y).items()
     }
 
 
@@ -239,18 +262,15 @@ def regression(
     output: Array, y: Array, clusters: Sequence[Hashable] | Array | None = None
 ) -> dict[str, Estimate]:
     """Of predictions and numbers: MAE, RMSE, R² and the mean error (prediction − truth), in their units."""
-    from sklearn.metrics import r2_score
-
-    codes, error = codes_of(clusters, len(y)), output - y
+    codes, functions = codes_of(clusters, len(y)), metric_functions(output, y)
     explained = Estimate(None, undefined="the label is the same in all rows")
     if np.ptp(y) > 0:  # 1 − R² is an error
-        rest = estimate(lambda rows: 1 - r2_score(y[rows], output[rows]), codes, "error")
+        rest = estimate(lambda rows: 1 - functions["R²"](rows), codes, "error")
         ends = (None, None) if rest.high is None or rest.low is None else (1 - rest.high, 1 - rest.low)
-        explained = Estimate(float(r2_score(y, output)), *ends)
-    bias = mean_interval(error, codes)
+        explained = Estimate(functions["R²"](np.arange(len(y))), *ends)
+    bias = mean_interval(output - y, codes)
     return {
-        "MAE": estimate(lambda rows: np.abs(error[rows]).mean(), codes, "error"),
-        "RMSE": estimate(lambda rows: math.sqrt((error[rows] ** 2).mean()), codes, "error"),
+        **{name: estimate(functions[name], codes, "error") for name in ("MAE", "RMSE")},
         "R²": explained,
         "mean error": Estimate(bias.mean, bias.low, bias.high),
     }
