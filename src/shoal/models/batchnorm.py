@@ -33,7 +33,7 @@ def freeze_batchnorm(model: nn.Module) -> list[str]:
 
 def keep_statistics(module: nn.Module) -> None:
     """The module is in evaluation mode whatever mode is asked for."""
-    module.train = partial(_stay, module)  # type: ignore[method-assign, assignment]
+    module.train = partial(_stay, module)  # type: ignore[method-assign]
     module.eval()
 
 

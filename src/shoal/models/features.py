@@ -196,7 +196,7 @@ def _feature_layer(
     root: nn.Module, layer: str | None, args: Any, kwargs: Any
 ) -> tuple[Call, bool, bool, int | None]:
     """The call that has the features, whether they are its input, whether it returns the output; its rows."""
-    watched = {m: n for n, m in root.named_modules() if isinstance(m, nn.Linear)}
+    watched: dict[nn.Module, str] = {m: n for n, m in root.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:  # a module may have two names
         watched[root.get_submodule(layer)] = layer
     result, calls = _trial(root, watched, args, kwargs)
