@@ -83,14 +83,6 @@ def test_a_run_at_the_selected_step_and_the_last() -> None:
     assert (len(rows), rows[10][1]) == (11, "… 990 more")
 
 
-def test_seeds_are_averaged_and_metrics_have_names() -> None:
-    one, other = scores({"F1": 0.25, "AUC": None}, oslo=0.5), scores({"F1": 0.75, "AUC": 0.5}, oslo=0.7)
-    table = runs.run_table([record(3, one), record(4, other)])
-    assert table.columns == ["split", "domain", "measure", "value, mean ± sd", "seed 3", "seed 4"]
-    assert table.rows[0] == ["test", "all", "F1", "0.500 ± 0.354", "0.250", "0.750"]
-    assert table.rows[1] == ["test", "all", "AUC", "–", "–", "0.500"]
-
-
 def compared(domains: list[str], metric: str = "accuracy", gain: float = 0.1, lost: int = 0) -> Any:
     """A comparison of ERM and Fish with two seeds, without the first ``lost`` runs."""
     records = []
@@ -126,13 +118,6 @@ def test_missing_runs_are_named() -> None:
     assert any("(1 of 2)" in cell for row in view.table(result).rows for cell in row)
     with pytest.raises(InputError, match="no result"):
         view.figure(compared(["a"], lost=4))
-
-
-def test_many_domains_fit_a_terminal() -> None:
-    result = compared([f"d{n}" for n in range(21)])
-    assert "d20" not in view.text(result)
-    assert "d20" in view.markdown(result)
-    assert len(list(csv.DictReader(io.StringIO(view.as_csv(result))))) == 2 * 21 * 2
 
 
 def test_names_cannot_break_text_or_figure(tmp_path: Path) -> None:

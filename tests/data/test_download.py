@@ -209,4 +209,4 @@ def test_declared_sources_are_sound(name: str) -> None:
     for source in download.sources:
         assert all(url.startswith(("https://", "http://")) for url in source.urls)
         kind, _, digest = (source.checksum or "").partition(":")
-        assert not kind or (source.said_by and len(digest) == {"md5": 32, "sha256": 64}[kind])
+        assert not kind or (source.checksum_from and len(digest) == {"md5": 32, "sha256": 64}[kind])

@@ -26,7 +26,7 @@ from shoal.data.batch import batch_of, evaluation_view, known_labels
 from shoal.data.loader import to_device
 from shoal.errors import InputError
 
-LABELS = np.arange(40) % 4
+LABELS, X23 = np.arange(40) % 4, np.zeros((2, 3))
 
 
 class Items(Dataset):
@@ -134,12 +134,11 @@ def test_a_failing_example_is_named(workers: int) -> None:
         list(MetaBatchLoader(Items(), sampler(), workers=workers, stop=10))
 
 
-class Batched(Items):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [(torch.tensor(index), 0) for index in indices]
-
-
 def test_collate_and_batched_datasets() -> None:
+    class Batched(Items):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [(torch.tensor(index), 0) for index in indices]
+
     def stack(items: list[Any]) -> Any:
         return torch.stack([x for x, _ in items]) * 10, torch.tensor([y for _, y in items])
 
@@ -179,37 +178,25 @@ def test_nests_move() -> None:
 
 
 def test_arrays_and_tensors_become_one_tensor_set() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(5, 3)).astype(np.float32)
-    data, domains = concatenate(
-        {
-            "a": (x[:2], np.array([0, 1])),
-            "b": TensorData(torch.tensor(x[2:4]), torch.tensor([1, 1])),
-            "c": TensorDataset(torch.tensor(x[4:]), torch.tensor([0])),
-        }
-    )
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    tensors = TensorDataset(torch.tensor(x[4:]), torch.tensor([0]))
+    middle = TensorData(torch.tensor(x[2:4]), torch.tensor([1, 1]))
+    data, domains = concatenate({"a": (x[:2], np.array([0, 1])), "b": middle, "c": tensors})
     assert isinstance(data, TensorData)
     assert np.array_equal(data.x.numpy(), x)
     assert data.y.tolist() == [0, 1, 1, 1, 0]
-    assert isinstance(domains, Domains)
-    assert domains.names == ("a", "b", "c")
-    assert domains.indices_of(1).tolist() == [2, 3]
-
-
-def test_other_datasets_are_chained() -> None:
-    data, domains = concatenate({"a": (torch.zeros(2, 3), torch.zeros(2)), "b": Items()})
+    assert (domains.names, domains.indices_of(1).tolist()) == (("a", "b", "c"), [2, 3])
+    chained, domains = concatenate({"a": (torch.zeros(2, 3), torch.zeros(2)), "b": Items()})
     assert domains.sizes.tolist() == [2, 40]
-    assert data[5][1] == 3
+    assert chained[5][1] == 3
 
 
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
         ({"a": (np.zeros((2, 3)), [0, 1]), "b": (np.zeros((2, 4)), [0, 1])}, r"x .*\(3,\).*'a'.*\(4,\).*'b'"),
-        (
-            {"a": (np.zeros((2, 3)), [0, 1]), "b": (np.zeros((2, 3)), [0.0, 1.0])},
-            "y .*int64.*'a'.*float32.*'b'",
-        ),
+        ({"a": (X23, [0, 1]), "b": (X23, [0.0, 1.0])}, "y .*int64.*'a'.*float32.*'b'"),
+        ({"a": (X23, [0, 1]), "b": (X23, [0, 1], [0.5, 1])}, "some domains have sample weights"),
         ({"a": (np.zeros((2, 3)), [0])}, "'a': x has 2 examples and y has 1"),
         ({"a": (np.zeros((0, 3)), np.zeros(0))}, "'a' has no examples"),
         ({"a": (1, 2, 3, 4)}, "'a' has 4 parts"),

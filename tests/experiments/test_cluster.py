@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_execute import alone, configs, names, numbers
@@ -26,8 +25,8 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two nodes, whose workers have the folder ``nodes.home`` for their current one."""
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cluster of two nodes, whose workers have this folder for their current one."""
     pytest.importorskip("ray")
     ray = cluster.load_ray()
     from ray.cluster_utils import Cluster
@@ -36,10 +35,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     os.chdir(home)
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
-        made.home = home
         made.add_node(**NODE)
         ray.init(made.address, log_to_driver=False, logging_level="CRITICAL")
-        yield made
+        yield home
     finally:
         ray.shutdown()
         made.shutdown()
@@ -47,8 +45,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def store(nodes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
-    monkeypatch.chdir(nodes.home)
+def store(nodes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+    monkeypatch.chdir(nodes)
     return Store(tmp_path / "runs")
 
 
@@ -98,31 +96,21 @@ def test_runs_that_are_interrupted_save_their_state(store: Store) -> None:
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt, match="the same command resumes"):
         execute(wanted, store, engine="ray")
-    thread.join()
     assert all(list(store.workplace(c).glob("checkpoints/step-*")) for c in wanted)
 
 
-@pytest.mark.parametrize(
-    ("device", "message"), [("cuda", "no node of the cluster"), ("cuda:1", "use 'cpu' or 'cuda'")]
-)
-def test_devices_that_no_node_has(device: str, message: str, store: Store) -> None:
-    with pytest.raises(InputError, match=message):
-        execute(configs(1), store, engine="ray", device=device)
-
-
-def test_an_address_where_no_cluster_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for device, message in (("cuda", "no node of the cluster"), ("cuda:1", "use 'cpu' or 'cuda'")):
+        with pytest.raises(InputError, match=message):
+            execute(configs(1), store, engine="ray", device=device)
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(InputError, match="no Ray cluster at address 'nonsense'"):
-        execute(configs(1), Store(tmp_path), engine="ray")
-
-
-def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        execute(configs(1), store, engine="ray")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'shoal\[ray\]'"):
         shoal.sweep("linear", algorithms="erm", engine="ray", out=tmp_path / "out", progress=False)

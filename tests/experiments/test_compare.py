@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from shoal.experiments import compare
 from shoal.experiments.compare import LeaveDomainsOut
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.run import run, validated
+from shoal.experiments.run import validated
 from shoal.experiments.selection import best_trial, table, trial_cases
 
 BASE = RunConfig("rotated-digits", "erm", 4, lr=1e-3, eval_every=2)
@@ -38,8 +37,7 @@ def record(
     config: RunConfig, validation: Any, test: Any, metric: str = "accuracy", **changes: Any
 ) -> RunRecord:
     """Scores by domain (or of one) at the selected step; the last step has others."""
-    held_out = config.held_out or "away"
-    tests = test if isinstance(test, dict) else {held_out: test}
+    tests = test if isinstance(test, dict) else {config.held_out or "away": test}
     inside = dict(enumerate(validation)) if isinstance(validation, (list, tuple)) else {"a": validation}
     scores = {
         "validation": {"metric": metric, "average": 0.123, "domains": inside},
@@ -56,55 +54,42 @@ def diverged(config: RunConfig) -> RunRecord:
     return record(config, 0.0, 0.0, status="diverged", history=(), selected=-1)
 
 
-def row_of(result: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(row for row in result["rows"] if row["algorithm"] == name)
+def test_every_combination_is_planned_once_and_a_longer_search_keeps_its_runs() -> None:
+    found = plan("erm fish:regrouped", seeds=3, search=4)
+    assert len({c.identity for c in found}) == len(found) == 2 * 2 * 3 * 4
+    assert {(c.select, c.eval_every, c.steps) for c in found} == {("best", 2, 4)}
+    names = {("erm", "erm", None), ("fish:regrouped", "fish", "regrouped")}
+    assert {(c.name, c.algorithm, c.draw) for c in found} == names
+    assert [c.held_out for c in found] == ["0°"] * 24 + ["75°"] * 24  # neighbours share data
+    assert {c.identity for c in plan("erm fish:regrouped")} < {c.identity for c in found}
+    rates: dict[Any, list[Any]] = {}
+    for c in plan(out="0°", search=3):
+        rates.setdefault((c.name, c.seed), []).append(c.lr)
+    assert rates["erm", 0] == rates["fish", 0]
+    assert rates["erm", 0][0] == rates["erm", 1][0] == 1e-3
+    assert not set(rates["erm", 0][1:]) & set(rates["erm", 1][1:])
 
 
-class TestPlan:
-    def test_every_combination_once_and_a_longer_search_keeps_its_runs(self) -> None:
-        found = plan("erm fish:regrouped", seeds=3, search=4)
-        assert len({c.identity for c in found}) == len(found) == 2 * 2 * 3 * 4
-        assert {(c.select, c.eval_every, c.steps) for c in found} == {("best", 2, 4)}
-        assert {(c.name, c.algorithm, c.draw) for c in found} == {
-            ("erm", "erm", None),
-            ("fish:regrouped", "fish", "regrouped"),
-        }
-        assert [c.held_out for c in found] == ["0°"] * 24 + ["75°"] * 24  # neighbours share data
-        assert {c.identity for c in plan("erm fish:regrouped")} < {c.identity for c in found}
-        assert replace(BASE, data_options={"held_out": "75°"}, seed=1, select="best").identity in {
-            c.identity for c in found
-        }
+def test_every_seed_of_own_data_has_its_own_validation() -> None:
+    base = RunConfig("table", "erm", 5, {"file": "a.csv"})
+    found = LeaveDomainsOut(base, ["erm", "majority"], ["oslo"], 3, 1).plan()
+    assert [c.data_options.get("seed", 0) for c in found] == [0, 0, 1, 1, 2, 2]
+    fixed = LeaveDomainsOut(replace(base, data_options={"seed": 7}), ["erm"], ["a"], 3, 1)
+    assert {c.data_options["seed"] for c in fixed.plan()} == {7}
 
-    def test_rows_share_learning_rates_and_seeds_do_not(self) -> None:
-        rates: dict[Any, list[Any]] = {}
-        for c in plan(out="0°", search=3):
-            rates.setdefault((c.name, c.seed), []).append(c.lr)
-        assert rates["erm", 0] == rates["fish", 0]
-        assert rates["erm", 0][0] == rates["erm", 1][0] == 1e-3
-        assert not set(rates["erm", 0][1:]) & set(rates["erm", 1][1:])
 
-    def test_every_seed_of_own_data_has_its_own_validation(self) -> None:
-        base = RunConfig("table", "erm", 5, {"file": "a.csv"})
-        found = LeaveDomainsOut(base, ["erm", "majority"], ["oslo"], 3, 1).plan()
-        assert [c.data_options.get("seed", 0) for c in found] == [0, 0, 1, 1, 2, 2]
-        fixed = LeaveDomainsOut(replace(base, data_options={"seed": 7}), ["erm"], ["a"], 3, 1)
-        assert {c.data_options["seed"] for c in fixed.plan()} == {7}
-        assert {json.dumps(dict(c.data_options)) for c in plan("erm", "0°")} == {
-            json.dumps({"held_out": "0°"})
-        }
+def test_up_to_ten_domains_are_held_out_one_by_one() -> None:
+    def folds(count: int, wanted: int | None = None) -> Any:
+        return LeaveDomainsOut(BASE, ["erm"], [f"d{n}" for n in range(count)], 1, 1, wanted).folds
 
-    def test_up_to_ten_domains_one_by_one(self) -> None:
-        def folds(count: int, wanted: int | None = None) -> Any:
-            return LeaveDomainsOut(BASE, ["erm"], [f"d{n}" for n in range(count)], 1, 1, wanted).folds
-
-        assert folds(10) == [f"d{n}" for n in range(10)]
-        assert [len(group) for group in folds(25)] == [*[3] * 5, *[2] * 5]
-        assert folds(4, 3) == [["d0", "d3"], "d1", "d2"]
-        assert LeaveDomainsOut(BASE, ["erm"], [None], 1, 1).folds == [None]
+    assert folds(10) == [f"d{n}" for n in range(10)]
+    assert [len(group) for group in folds(25)] == [*[3] * 5, *[2] * 5]
+    assert folds(4, 3) == [["d0", "d3"], "d1", "d2"]
+    assert LeaveDomainsOut(BASE, ["erm"], [None], 1, 1).folds == [None]
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Registers a dataset made of the given parts."""
 
     def make(validation: bool, notes: dict[str, str], domains: Any = None) -> str:
@@ -130,58 +115,45 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     return make
 
 
-@pytest.fixture
-def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A table whose domain ``one`` has one class, and ``tiny`` three rows."""
-    monkeypatch.chdir(tmp_path)
+def test_own_validation_is_used_where_it_is_like_the_training_domains(made: Any) -> None:
+    assert compare.layout(made(True, {}), {}).holdout is None
+    assert compare.layout(made(True, {"validation": "sampled like the test domain"}), {}).holdout == 0.2
+    assert compare.layout(made(False, {}), {}).holdout == 0.2
+    data = sets.load("made")
+    cut = validated(data, 0.2)
+    assert cut.splits["validation"].sizes.tolist() == [3, 3]
+    assert cut.splits["test"] is data.splits["test"]
+
+
+def test_which_domains_are_held_out(made: Any) -> None:
+    assert compare.layout(made(True, {}), {}).held_out == (None,)
+    several = made(True, {}, ("a", "b", "c"))
+    assert compare.layout(several, {}).held_out == ("a", "b", "c")
+    assert compare.layout(several, {}, ["b", "a", "b"]).held_out == ("b", "a")
+    for options, held_out, name in (({}, ["d"], "'d'"), ({"held_out": "a"}, [], "^held_out")):
+        with pytest.raises(InputError, match=name):
+            compare.layout(several, options, held_out)
+
+
+def test_domains_that_cannot_be_scored_are_only_trained_on(tmp_path: Path) -> None:
     rng, lines = np.random.default_rng(0), ["age,dose,site,ill"]
     for site, count in {"kyoto": 40, "lima": 40, "oslo": 40, "one": 40, "tiny": 3}.items():
         for age, dose in zip(rng.normal(50, 10, count), rng.normal(size=count), strict=True):
             ill = site == "one" or age + 10 * dose > 50
             lines.append(f"{age:.2f},{dose:.3f},{site},{'yes' if ill else 'no'}")
-    Path("patients.csv").write_text("\n".join(lines))
-    return {"file": "patients.csv", "label": "ill", "domain": "site"}
-
-
-class TestLayout:
-    def test_own_validation_is_used_where_it_is_like_the_training_domains(self, made: Any) -> None:
-        assert compare.layout(made(True, {}), {}).holdout is None
-        assert compare.layout(made(True, {"test": "a few are ill"}), {}).holdout is None
-        assert compare.layout(made(True, {"validation": "sampled like the test domain"}), {}).holdout == 0.2
-        assert compare.layout(made(False, {}), {}).holdout == 0.2
-        data = sets.load("made")
-        cut = validated(data, 0.2)
-        assert cut.splits["validation"].sizes.tolist() == [3, 3]
-        assert cut.splits["test"] is data.splits["test"]
-
-    def test_domains(self, made: Any) -> None:
-        assert compare.layout(made(True, {}), {}).held_out == (None,)
-        several = made(True, {}, ("a", "b", "c"))
-        assert compare.layout(several, {}).held_out == ("a", "b", "c")
-        assert compare.layout(several, {}, ["b", "a", "b"]).held_out == ("b", "a")
-        for options, held_out, name in (({}, ["d"], "'d'"), ({"held_out": "a"}, [], "^held_out")):
-            with pytest.raises(InputError, match=name):
-                compare.layout(several, options, held_out)
-
-    def test_domains_that_cannot_be_scored_are_only_trained_on(self, patients: dict[str, Any]) -> None:
-        where = compare.layout("table", patients)
-        assert where.held_out == ("kyoto", "lima", "one", "oslo")
-        assert (set(where.excluded), set(where.warned)) == ({"tiny"}, {"one"})
-        assert "tiny" in sets.load("table", **patients, held_out="kyoto").splits["train"].names
-        assert set(compare.layout("table", patients, metric="auc").excluded) == {"one", "tiny"}
-        where = compare.layout("table", patients, ["tiny", "oslo"])
-        assert (where.held_out, set(where.warned)) == (("tiny", "oslo"), {"tiny"})
-
-    def test_where_all_are_small_or_undefined(self, patients: dict[str, Any]) -> None:
-        lines = Path("patients.csv").read_text().splitlines()
-        same = [line.rsplit(",", 1)[0] + (",no" if ",one," in line else ",yes") for line in lines[1:]]
-        few = [line for n, line in enumerate(lines) if n % 4 == 0 and ",tiny," not in line]
-        Path("patients.csv").write_text("\n".join([lines[0], *same]))
-        with pytest.raises(InputError, match="no domain can be held out"):
-            compare.layout("table", patients, metric="AUC")
-        Path("patients.csv").write_text("\n".join(few))
-        where = compare.layout("table", patients)
-        assert len(where.held_out) == len(where.warned) == 4
+    (file := tmp_path / "patients.csv").write_text("\n".join(lines))
+    patients = {"file": str(file), "label": "ill", "domain": "site"}
+    where = compare.layout("table", patients)
+    assert where.held_out == ("kyoto", "lima", "one", "oslo")
+    assert (set(where.excluded), set(where.warned)) == ({"tiny"}, {"one"})
+    assert "tiny" in sets.load("table", **patients, held_out="kyoto").splits["train"].names
+    assert set(compare.layout("table", patients, metric="auc").excluded) == {"one", "tiny"}
+    where = compare.layout("table", patients, ["tiny", "oslo"])
+    assert (where.held_out, set(where.warned)) == (("tiny", "oslo"), {"tiny"})
+    few = [line for n, line in enumerate(lines) if n % 4 == 0 and ",tiny," not in line]
+    file.write_text("\n".join(few))
+    where = compare.layout("table", patients)  # many small ones still make an average
+    assert len(where.held_out) == len(where.warned) == 4
 
 
 def test_the_best_trial_on_validation() -> None:
@@ -197,13 +169,6 @@ def test_the_best_trial_on_validation() -> None:
     assert best_trial([diverged(BASE), diverged(BASE)]) is None
     for domains in ([nan, 0.6], [0.6, None]):  # the domain with a score decides, in any order
         assert best_trial([record(BASE, domains, 1), record(BASE, [0.5, 0.5], 0)]) == 0
-
-
-def test_a_run_with_a_holdout() -> None:
-    config = RunConfig("linear", "erm", 2, select="best", holdout=0.2)
-    with pytest.raises(InputError, match="validation"):
-        run(replace(config, holdout=None), device="cpu")
-    assert run(config, device="cpu").history[-1]["scores"]["validation"]["sizes"] == [200, 200]
 
 
 def test_the_trial_selected_most_often() -> None:
@@ -235,85 +200,71 @@ def known(metric: str = "accuracy") -> tuple[list[RunConfig], list[RunRecord]]:
     return configs, records
 
 
-class TestResults:
-    def test_means_over_domains_and_seeds_and_ranks(self) -> None:
-        result = compare.results(*known())
-        assert [row["algorithm"] for row in result["rows"]] == ["fish", "idgm", "erm"]
-        fish = result["rows"][0]
-        assert fish["average"]["values"] == [0.5, 0.5625]
-        assert (fish["average"]["mean"], fish["average"]["sd"]) == pytest.approx((0.53125, 0.0625 / 2**0.5))
-        assert fish["domains"]["0°"]["mean"] == 0.6875
-        assert fish["difference"]["values"] == pytest.approx([0.125, 0.0625])
-        assert fish["worst"]["domain"] == "75°"
-        assert [row["rank"] for row in result["rows"]] == [1, 1, 3]
-        errors = compare.results(*known("mse"))
-        assert (errors["rows"][0]["algorithm"], errors["rows"][0]["rank"]) == ("erm", 1)
-        assert errors["rows"][0]["worst"]["domain"] == "0°"
-        assert json.loads(json.dumps(result["rows"])) == result["rows"]  # plain data
+def test_means_over_domains_and_seeds_and_ranks() -> None:
+    result = compare.results(*known())
+    assert [row["algorithm"] for row in result["rows"]] == ["fish", "idgm", "erm"]
+    fish = result["rows"][0]
+    assert fish["average"]["values"] == [0.5, 0.5625]
+    assert (fish["average"]["mean"], fish["average"]["sd"]) == pytest.approx((0.53125, 0.0625 / 2**0.5))
+    assert fish["domains"]["0°"]["mean"] == 0.6875
+    assert fish["difference"]["values"] == pytest.approx([0.125, 0.0625])
+    assert fish["worst"]["domain"] == "75°"
+    assert [row["rank"] for row in result["rows"]] == [1, 1, 3]
+    errors = compare.results(*known("mse"))
+    assert (errors["rows"][0]["algorithm"], errors["rows"][0]["rank"]) == ("erm", 1)
+    assert errors["rows"][0]["worst"]["domain"] == "0°"
+    assert json.loads(json.dumps(result["rows"])) == result["rows"]  # plain data
 
-    def test_missing_failed_and_diverged_runs(self) -> None:
-        configs, records = known()
-        missing = compare.results(configs, records[1:], failed={configs[0].identity: "OSError: full"})
-        row = row_of(missing, "erm")
-        assert (row["rank"], missing["runs_missing"], missing["recommendation"]) == (None, 1, None)
-        assert (row["domains"]["0°"]["values"], row["domains"]["0°"]["status"]["failed"]) == (
-            [None, 0.625],
-            1,
-        )
-        assert missing["failed"] == {"erm": "OSError: full"}
-        assert missing["missing"] == ["erm, 0° held out, seed 0, hyperparameter trial 0"]
-        lost = [diverged(r.config) if r.config.name == "erm" else r for r in records]
-        row = row_of(found := compare.results(configs, lost), "erm")
-        assert (row["rank"], row["runs_diverged"]) == (None, 8)
-        assert {c["status"] for c in found["cases"] if c["algorithm"] == "erm"} == {"diverged"}
-        nothing = compare.results(configs, [])
-        assert (nothing["metric"], nothing["runs_missing"]) == (None, 24)
 
-    def test_a_metric_that_is_undefined_in_a_domain(self) -> None:
-        configs, records = known()
-        odd = [record(r.config, 0.9, math.nan) if r.config.held_out == "75°" else r for r in records]
-        result = compare.results(configs, odd)
-        assert {c["status"] for c in result["cases"] if c["held_out"] == "75°"} == {"undefined"}
-        assert result["recommendation"] is None
+def test_missing_failed_diverged_and_undefined_runs() -> None:
+    def erm(result: dict[str, Any]) -> dict[str, Any]:
+        return next(row for row in result["rows"] if row["algorithm"] == "erm")
 
-    def test_rows_with_fewer_seeds_or_trials(self) -> None:
-        """A row that is not continued is compared on the seeds that it has."""
-        configs, records = known()
-        some = [n for n, c in enumerate(configs) if c.name != "erm" or (c.seed == 0 and c.lr == 1e-3)]
-        result = compare.results([configs[n] for n in some], [records[n] for n in some])
-        assert row_of(result, "erm")["average"]["values"] == [0.375]
-        assert row_of(result, "fish")["difference"]["values"] == pytest.approx([0.125, None])
-        assert all(row["rank"] for row in result["rows"])
+    configs, records = known()
+    missing = compare.results(configs, records[1:], failed={configs[0].identity: "OSError: full"})
+    assert (erm(missing)["rank"], missing["runs_missing"], missing["recommendation"]) == (None, 1, None)
+    assert erm(missing)["domains"]["0°"]["values"] == [None, 0.625]
+    assert erm(missing)["domains"]["0°"]["status"]["failed"] == 1
+    assert missing["failed"] == {"erm": "OSError: full"}
+    assert missing["missing"] == ["erm, 0° held out, seed 0, hyperparameter trial 0"]
+    lost = [diverged(r.config) if r.config.name == "erm" else r for r in records]
+    found = compare.results(configs, lost)
+    assert (erm(found)["rank"], erm(found)["runs_diverged"]) == (None, 8)
+    assert {c["status"] for c in found["cases"] if c["algorithm"] == "erm"} == {"diverged"}
+    nothing = compare.results(configs, [])
+    assert (nothing["metric"], nothing["runs_missing"]) == (None, 24)
+    odd = [record(r.config, 0.9, math.nan) if r.config.held_out == "75°" else r for r in records]
+    result = compare.results(configs, odd)
+    assert {c["status"] for c in result["cases"] if c["held_out"] == "75°"} == {"undefined"}
+    assert result["recommendation"] is None
 
-    @settings(max_examples=25, deadline=None)
-    @given(st.integers(1, 3), st.integers(2, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**32))
-    def test_against_loops(self, rows: int, domains: int, seeds: int, fold: int, chance: int) -> None:
-        """Means over domains of the trial that is best on validation; further metrics where all have one."""
-        rng = np.random.default_rng(chance)
-        names = [f"d{n}" for n in range(domains)]
-        protocol = LeaveDomainsOut(
-            BASE, ["erm", "fish", "coral"][:rows], names, seeds, 2, -(-domains // fold)
-        )
-        records, best, auc = [], {}, {}
-        for config in protocol.plan():
-            out = config.held_out if isinstance(config.held_out, list) else [config.held_out]
-            validation = float(rng.integers(3))
-            test = {name: float(rng.random()) for name in out}
-            found = record(config, validation, test)
-            extra = {name: float(rng.random()) if rng.random() > 0.1 else None for name in out}
-            found.history[0]["scores"]["test"]["by_domain"] = {"AUC": extra}
-            found.history[0]["scores"]["test"]["metrics"] = {"AUC": extra[out[0]]}
-            records.append(found)
-            for name in out:
-                key = config.name, name, config.seed
-                if key not in best or validation > best[key][0]:
-                    best[key], auc[key] = (validation, test[name]), extra[name]
-        defined = [d for d in names if all(auc[key] is not None for key in auc if key[1] == d)]
-        for row in table(trial_cases(protocol.plan(), records)):
-            for seed in range(seeds):
-                own = [best[row["algorithm"], name, seed] for name in names]
-                assert row["average"]["values"][seed] == pytest.approx(np.mean([score for _, score in own]))
-                assert row["validation"]["values"][seed] == pytest.approx(np.mean([v for v, _ in own]))
-                if defined:
-                    expected = np.mean([auc[row["algorithm"], name, seed] for name in defined])
-                    assert row["metrics"]["AUC"]["values"][seed] == pytest.approx(expected)
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 3), st.integers(2, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**32))
+def test_tables_against_loops(rows: int, domains: int, seeds: int, fold: int, chance: int) -> None:
+    """Means over domains of the trial that is best on validation; further metrics where all have one."""
+    rng, names = np.random.default_rng(chance), [f"d{n}" for n in range(domains)]
+    protocol = LeaveDomainsOut(BASE, ["erm", "fish", "coral"][:rows], names, seeds, 2, -(-domains // fold))
+    records, best, auc = [], {}, {}
+    for config in protocol.plan():
+        out = config.held_out if isinstance(config.held_out, list) else [config.held_out]
+        validation = float(rng.integers(3))
+        test = {name: float(rng.random()) for name in out}
+        found = record(config, validation, test)
+        extra = {name: float(rng.random()) if rng.random() > 0.1 else None for name in out}
+        found.history[0]["scores"]["test"]["by_domain"] = {"AUC": extra}
+        found.history[0]["scores"]["test"]["metrics"] = {"AUC": extra[out[0]]}
+        records.append(found)
+        for name in out:
+            key = config.name, name, config.seed
+            if key not in best or validation > best[key][0]:
+                best[key], auc[key] = (validation, test[name]), extra[name]
+    defined = [d for d in names if all(auc[key] is not None for key in auc if key[1] == d)]
+    for row in table(trial_cases(protocol.plan(), records)):
+        for seed in range(seeds):
+            own = [best[row["algorithm"], name, seed] for name in names]
+            assert row["average"]["values"][seed] == pytest.approx(np.mean([score for _, score in own]))
+            assert row["validation"]["values"][seed] == pytest.approx(np.mean([v for v, _ in own]))
+            if defined:
+                expected = np.mean([auc[row["algorithm"], name, seed] for name in defined])
+                assert row["metrics"]["AUC"]["values"][seed] == pytest.approx(expected)

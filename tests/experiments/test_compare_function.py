@@ -1,13 +1,13 @@
-"""``shoal.compare``: data in memory and in files, what it returns, resuming, and the command at the end."""
+"""``shoal.compare``: data in memory and in files, what it returns, resuming, and the commands at the end."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from test_baselines import write_table as table
 
 import shoal
+from shoal.api.source import find_source
 from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments import baselines
@@ -42,144 +43,129 @@ def arrays(domains: int = 3, rows: int = 40) -> tuple[Any, Any, Any]:
     return x, y, np.repeat([f"d{n:03}" for n in range(domains)], rows)
 
 
-def frame() -> pandas.DataFrame:
+def test_data_in_memory_are_written_once() -> None:
+    found = shoal.compare(arrays(), **OF_TABLE, **FEW)
+    (file,) = found.folder.glob("data-*.parquet")
+    assert file.parent.parent == Path("shoal-compare")
     x, y, domains = arrays()
-    return pandas.DataFrame({**{f"x{n}": x[:, n] for n in range(3)}, "ill": y, "site": domains})
+    frame = pandas.DataFrame({**{f"x{n}": x[:, n] for n in range(3)}, "ill": y, "site": domains})
+    same = shoal.compare(frame.astype({"ill": "category"}), **OF_TABLE, **FEW)
+    assert (same.folder, same.result["identities"]) == (found.folder, found.result["identities"])
+    assert shoal.compare(arrays(rows=41), **OF_TABLE, **FEW).folder != found.folder
+    rows = shoal.compare(str(file), **OF_TABLE, **FEW).result["rows"]
+    assert json.loads(json.dumps(rows)) == json.loads(json.dumps(found.result["rows"]))
 
 
-class TestData:
-    def test_data_in_memory_are_written_once(self) -> None:
-        found = shoal.compare(arrays(), **OF_TABLE, **FEW)
-        (file,) = found.folder.glob("data-*.csv")
-        assert file.parent.parent == Path("shoal-compare")
-        same = shoal.compare(frame().astype({"ill": "category"}), **OF_TABLE, **FEW)
-        assert (same.folder, same.result["identities"]) == (found.folder, found.result["identities"])
-        assert shoal.compare(arrays(rows=41), **OF_TABLE, **FEW).folder != found.folder
-        rows = shoal.compare(str(file), **OF_TABLE, **FEW).result["rows"]
-        assert json.loads(json.dumps(rows)) == json.loads(json.dumps(found.result["rows"]))
-
-    def test_the_default_folder_is_named_after_the_data(self) -> None:
-        """A changed file, and one of the same name elsewhere, have another."""
-        folders = []
-        for name in ("a/patients.csv", "b/patients.csv"):
-            Path(name).parent.mkdir()
-            file = table(Path(name), rows=160 + len(folders))
-            folders += [shoal.compare(file, **OF_TABLE, held_out="oslo", **FEW).folder]
-        with Path(file).open("a") as lines:
-            lines.write("\n48.5,red,lima,no")
-        folders += [shoal.compare(file, **OF_TABLE, held_out="oslo", **FEW).folder]
-        assert len({*folders}) == 3
-        assert all(folder.match("shoal-compare/patients-????????") for folder in folders)
-
-    def test_the_folder_of_another_experiment_is_refused(self) -> None:
-        shoal.compare(table(Path("a.csv")), **OF_TABLE, held_out="oslo", out="o", **FEW)
-        before = Path("o/comparison.json").read_bytes()
-        with pytest.raises(InputError, match=r"^out: .*'a\.csv'"):
-            shoal.compare(table(Path("b.csv")), **OF_TABLE, held_out="oslo", out="o", **FEW)
-        with pytest.raises(InputError, match=r"^out: .*comparison"):
-            shoal.sweep("linear", algorithms="erm", out="o")
-        assert Path("o/comparison.json").read_bytes() == before
-
-    @pytest.mark.parametrize(
-        ("data", "named"),
-        [
-            (lambda: arrays()[:1], "three arrays"),
-            (lambda: (np.zeros((4, 2, 2)), *arrays()[1:]), "shape"),
-            (lambda: (arrays()[0][:7], *arrays()[1:]), "lengths"),
-            (lambda: 7, "got 7"),
-            (lambda: "nowhere.csv", "nowhere.csv"),
-            (lambda: "rotated-digits", "^label"),
-        ],
-    )
-    def test_wrong_data_are_one_error_and_leave_nothing(self, data: Any, named: str) -> None:
-        with pytest.raises(InputError, match=named):
-            shoal.compare(data(), **OF_TABLE, **FEW)
-        assert not list(Path().iterdir())
-
-    @pytest.mark.parametrize(
-        ("option", "named"),
-        [
-            ({"seeds": 0}, "^seeds"),
-            ({"optimizer": "adm"}, "^optimizer.*adam"),
-            ({"domains_per_step": 4}, "^domains_per_step"),
-            ({"freeze_backbone": True}, "freeze_backbone"),
-            ({"settings": {"meta_lr": 1}}, "^settings"),
-            ({"label": "il"}, "'il'.*'ill'"),
-            ({"metric": "mse"}, "mse"),
-            ({"held_out": "olso"}, "'olso'.*'oslo'"),
-            ({"data_options": {"held_out": "oslo"}}, "^held_out"),
-            ({"algorithms": "fsh"}, "'fsh'.*'fish'"),
-            ({"algorithms": "fish:regruped"}, "'regruped'.*'regrouped'"),
-            ({"model": "mpl"}, "'mpl'"),
-        ],
-        ids=str,
-    )
-    def test_a_wrong_option_is_named_and_nothing_is_written(self, option: Any, named: str) -> None:
-        file = table(Path("patients.csv"))
-        with pytest.raises(InputError, match=named):
-            shoal.compare(file, **{**OF_TABLE, **FEW, **option})
-        assert [path.name for path in Path().iterdir()] == ["patients.csv"]
-
-    def test_what_is_wrong_with_a_later_fold_is_known_before_any_training(self) -> None:
-        sites = ["kyoto", "lima", *["oslo"] * 58]  # without oslo one example is left of each
-        file = table(Path("few.csv"), rows=60, sites=sites)
-        with pytest.raises(InputError, match="with 'oslo' held out"):
-            shoal.compare(file, **OF_TABLE, held_out=["kyoto", "oslo"], **FEW)
-        assert not Path("shoal-compare").exists()
+def test_the_default_folder_is_named_after_the_data_and_others_are_refused() -> None:
+    """A changed file, and one of the same name elsewhere, have another."""
+    folders, few = [], {**OF_TABLE, **FEW, "algorithms": "erm", "held_out": "oslo"}
+    for name in ("a/patients.csv", "b/patients.csv"):
+        Path(name).parent.mkdir()
+        file = table(Path(name), rows=160 + len(folders))
+        folders += [shoal.compare(file, **few).folder]
+    with Path(file).open("a") as lines:
+        lines.write("\n48.5,red,lima,no")
+    folders += [shoal.compare(file, **few).folder]
+    assert len({*folders}) == 3
+    assert all(folder.match("shoal-compare/patients-????????") for folder in folders)
+    before = (folders[0] / "comparison.json").read_bytes()
+    with pytest.raises(InputError, match=r"^out: .*'patients\.csv'"):
+        shoal.compare(table(Path("b.csv")), out=folders[0], **few)
+    with pytest.raises(InputError, match=r"^out: .*comparison"):
+        shoal.sweep("linear", algorithms="erm", out=folders[0])
+    assert (folders[0] / "comparison.json").read_bytes() == before
 
 
-class TestResult:
-    def test_a_table_with_baselines_in_folds(self) -> None:
-        x, y, domains = arrays(12)
-        found = shoal.compare((x, y, domains), metric="AUC", folds=3, **{**FEW, "baselines": True})
-        result = found.result
-        assert set(found.to_frame().index) == {"erm", "fish", *baselines.names(2)}
-        assert (result["runs"], result["folds"], result["runs_missing"]) == (15, 3, 0)
-        assert result["held_out"] == sorted(set(domains))
-        records = {r.config.identity: r for r in found.records}
-        for case in result["cases"]:
-            assert case["held_out"] in case["fold"].split(" and ")
-            assert case["score"] == records[case["run"]].scores["test"]["by_domain"]["AUC"][case["held_out"]]
-        assert (result["recommendation"]["domains"], result["recommendation"]["folds"]) == (12, 3)
+@pytest.mark.parametrize(
+    ("data", "option", "named"),
+    [
+        (lambda: arrays()[:1], {}, "three arrays"),
+        (lambda: (arrays()[0][:7], *arrays()[1:]), {}, "lengths"),
+        (lambda: 7, {}, "^data must be"),
+        (lambda: "nowhere.csv", {}, "nowhere.csv"),
+        (lambda: "rotated-digits", {}, "^label"),
+        (None, {"seeds": 0}, "^seeds"),
+        (None, {"domains_per_step": 4}, "^domains_per_step"),
+        (None, {"settings": {"meta_lr": 1}}, "^settings"),
+        (None, {"metric": "mse"}, "mse"),
+        (None, {"held_out": "olso"}, "'olso'.*'oslo'"),
+        (None, {"data_options": {"held_out": "oslo"}}, "^held_out"),
+        (None, {"algorithms": "fsh"}, "'fsh'.*'fish'"),
+        (None, {"algorithms": "fish:regruped"}, "'regruped'.*'regrouped'"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_is_written(data: Any, option: Any, named: str) -> None:
+    given = data() if data else table(Path("patients.csv"))
+    with pytest.raises(InputError, match=named):
+        shoal.compare(given, **{**OF_TABLE, **FEW, **option})
+    assert [path.name for path in Path().iterdir()] == ([] if data else ["patients.csv"])
 
-    def test_regression_is_scored_in_the_units_of_the_label_with_r2(self) -> None:
-        """One site has labels of a hundred times the size."""
-        rng = np.random.default_rng(0)
-        x, site = rng.normal(size=(120, 2)), np.repeat([*"abc"], 40)
-        y = (3 * x[:, 0] + rng.normal(size=120)) * np.where(site == "a", 100, 1)
-        data = pandas.DataFrame({"x0": x[:, 0], "x1": x[:, 1], "y": y, "site": site})
-        found = shoal.compare(data, label="y", domain="site", **{**FEW, "baselines": True})
-        rows = {row["algorithm"]: row for row in found.result["rows"]}
-        assert (found.result["metric"], found.result["lower_is_better"]) == ("mse", True)
-        test, train = y[site == "c"], y[site != "c"]
-        (case,) = (c for c in found.result["cases"] if (c["algorithm"], c["held_out"]) == ("majority", "c"))
-        data = shoal.data.from_table(data, label="y", domain="site", held_out="c")
-        mean = train[np.isin(np.flatnonzero(site != "c"), data.splits["train"].examples())].mean()
-        assert case["score"] == pytest.approx(np.square(test - mean).mean(), rel=1e-4)
-        assert case["metrics"]["R²"] == pytest.approx(1 - case["score"] / test.var(), rel=1e-4)
-        assert {"R²"} <= rows["erm"]["metrics"].keys()
 
-    def test_it_shows_and_saves_itself(self, capsys: pytest.CaptureFixture[str]) -> None:
-        Path("o").mkdir()
-        Path("o/.comparison.json.x9y8").write_text("half written by a killed process")
-        found = shoal.compare(arrays(), out="o", **FEW)
-        assert capsys.readouterr() == ("", "")
-        assert not list(Path("o").glob(".*"))
-        names = {path.name for path in found.folder.iterdir()}
-        assert names >= {f"comparison.{e}" for e in ("json", "md", "csv", "png", "svg")} | {
-            "report.html",
-            "runs",
-        }
-        rows, best = found.to_frame(), found.result["rows"][0]
-        assert list(rows.index) == [row["algorithm"] for row in found.result["rows"]]
-        assert rows["mean"].iloc[0] == best["average"]["mean"]
-        assert "<table" in found._repr_html_()
-        for name, begin in (("a.md", "# "), ("a.csv", "algorithm,"), ("a.json", "{")):
-            assert found.save(name).read_text().startswith(begin)
-        assert "<!doctype html>" in found.save("a.html").read_text().lower()
-        assert found.figure().axes
-        with pytest.raises(InputError, match="txt"):
-            found.save("a.txt")
+def test_what_is_neither_a_path_nor_a_dataset_or_both() -> None:
+    """Of a folder named like a built-in dataset, which of the two is taken is said."""
+    for name in ("photos", "pacs"):
+        Path(name).mkdir()
+    for name, meant in (("photoz", "photos"), ("cdsprite", "cdsprites")):
+        with pytest.raises(InputError, match=f"no file or folder '{name}'.* Did you mean '{meant}'"):
+            find_source(name)
+    with pytest.warns(UserWarning, match=r"'pacs' is taken as the built-in dataset; write './pacs' for"):
+        assert find_source("pacs").dataset == "pacs"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_source("./pacs").dataset == "image-folder"
+        assert find_source("pacs", data_options={"folder": "elsewhere"}).dataset == "pacs"
+
+
+def test_a_table_with_baselines_in_folds() -> None:
+    x, y, domains = arrays(12)
+    found = shoal.compare((x, y, domains), metric="AUC", folds=3, **{**FEW, "baselines": True})
+    result = found.result
+    assert set(found.to_frame().index) == {"erm", "fish", *baselines.names(2)}
+    assert (result["runs"], result["folds"], result["runs_missing"]) == (15, 3, 0)
+    assert result["held_out"] == sorted(set(domains))
+    records = {r.config.identity: r for r in found.records}
+    for case in result["cases"]:
+        assert case["held_out"] in case["fold"].split(" and ")
+        assert case["score"] == records[case["run"]].scores["test"]["by_domain"]["AUC"][case["held_out"]]
+    assert (result["recommendation"]["domains"], result["recommendation"]["folds"]) == (12, 3)
+
+
+def test_regression_is_scored_in_the_units_of_the_label_with_r2() -> None:
+    """One site has labels of a hundred times the size."""
+    rng = np.random.default_rng(0)
+    x, site = rng.normal(size=(120, 2)), np.repeat([*"abc"], 40)
+    y = (3 * x[:, 0] + rng.normal(size=120)) * np.where(site == "a", 100, 1)
+    data = pandas.DataFrame({"x0": x[:, 0], "x1": x[:, 1], "y": y, "site": site})
+    found = shoal.compare(data, label="y", domain="site", **{**FEW, "baselines": True})
+    rows = {row["algorithm"]: row for row in found.result["rows"]}
+    assert (found.result["metric"], found.result["lower_is_better"]) == ("mse", True)
+    test, train = y[site == "c"], y[site != "c"]
+    (case,) = (c for c in found.result["cases"] if (c["algorithm"], c["held_out"]) == ("majority", "c"))
+    data = shoal.data.from_table(data, label="y", domain="site", held_out="c")
+    mean = train[np.isin(np.flatnonzero(site != "c"), data.splits["train"].examples())].mean()
+    assert case["score"] == pytest.approx(np.square(test - mean).mean(), rel=1e-4)
+    assert case["metrics"]["R²"] == pytest.approx(1 - case["score"] / test.var(), rel=1e-4)
+    assert {"R²"} <= rows["erm"]["metrics"].keys()
+
+
+def test_it_shows_and_saves_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("o").mkdir()
+    Path("o/.comparison.json.tmp").write_text("half written by a killed process")
+    found = shoal.compare(arrays(), out="o", **FEW)
+    assert capsys.readouterr() == ("", "")
+    assert not list(Path("o").glob(".*"))
+    names = {path.name for path in found.folder.iterdir()}
+    assert names >= {f"comparison.{e}" for e in ("json", "md", "csv", "png", "svg")} | {"report.html", "runs"}
+    rows, best = found.to_frame(), found.result["rows"][0]
+    assert list(rows.index) == [row["algorithm"] for row in found.result["rows"]]
+    assert rows["mean"].iloc[0] == best["average"]["mean"]
+    assert "<table" in found._repr_html_()
+    for name, begin in (("a.md", "# "), ("a.csv", "algorithm,"), ("a.json", "{")):
+        assert found.save(name).read_text().startswith(begin)
+    assert "<!doctype html>" in found.save("a.html").read_text().lower()
+    assert found.figure().axes
+    with pytest.raises(InputError, match="txt"):
+        found.save("a.txt")
 
 
 class TestRefit:
@@ -215,6 +201,8 @@ class TestRefit:
             labels.append((y[here] == "yes").astype(int))
         wanted = fit_temperature(np.concatenate(logits), np.concatenate(labels), prior=1.0)
         assert model.temperature == pytest.approx(wanted, rel=1e-4)
+        page = (found.folder / "report.html").read_text()
+        assert f"Temperature {wanted:.3g}, fitted on 120 examples (held-out domains)" in page
         plain = shoal.compare(arrays(), out="mine", calibrate=False, **{**FEW, "baselines": True})
         assert plain.refit(row="logistic-regression").temperature == 1
 
@@ -253,51 +241,6 @@ class TestRefit:
         assert "--fit: 'model' exists" in capsys.readouterr().err
 
 
-class TestResume:
-    def test_only_what_is_missing_or_failed_runs(self, in_process: Any) -> None:
-        file, ran = table(Path("patients.csv")), []
-
-        def stop_in_fish(config: RunConfig, *args: Any) -> RunRecord:
-            if config.algorithm == "fish":
-                raise KeyboardInterrupt
-            return run(config, *args)
-
-        def fail_in_erm(config: RunConfig, *args: Any) -> RunRecord:
-            ran.append(config.identity)
-            if config.algorithm == "erm":
-                raise RuntimeError("out of memory\nand more")
-            return run(config, *args)
-
-        in_process(stop_in_fish)
-        with pytest.raises(KeyboardInterrupt):
-            shoal.compare(file, **OF_TABLE, **FEW)
-        (first,) = shoal.results("shoal-compare")["identity"]
-        in_process(fail_in_erm)
-        found = shoal.compare(file, **OF_TABLE, **FEW)
-        assert {first, *ran} == {*found.result["identities"]}
-        assert (len(ran), list(found.failed)) == (7, ["erm"])
-        assert "out of memory" in found.problems[0]
-        in_process()
-        again = shoal.compare(file, **OF_TABLE, **FEW)
-        assert (again.failed, again.result["runs_missing"]) == ({}, 0)
-
-    def test_a_full_disk_is_one_error(self, in_process: Any) -> None:
-        def full(*args: Any) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        in_process(full)
-        with pytest.raises(OSError, match=r"No space left on device.*the same command"):
-            shoal.compare(arrays(), held_out="d001", **FEW)
-        in_process()
-        assert not shoal.compare(arrays(), held_out="d001", **FEW).failed
-
-    def test_not_of_several_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv("RANK", "0")
-        with pytest.raises(InputError, match="torchrun"):
-            shoal.compare(arrays(), **FEW)
-
-
 def test_a_comparison_fits_a_model_for_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """On a table with a column of each kind, and an escape sequence in the name of a domain."""
     draw, lines = np.random.default_rng(0), ["age,sex,visit,smoker,site,ill"]
@@ -313,6 +256,34 @@ def test_a_comparison_fits_a_model_for_other_commands(capsys: pytest.CaptureFixt
     for words in map(shlex.split, commands[:2]):
         assert main([*words[1:-1], "one.csv"]) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_only_what_is_missing_or_failed_runs(in_process: Any) -> None:
+    file, ran = table(Path("patients.csv")), []
+
+    def stop_in_fish(config: RunConfig, *args: Any) -> RunRecord:
+        if config.algorithm == "fish":
+            raise KeyboardInterrupt
+        return run(config, *args)
+
+    def fail_in_erm(config: RunConfig, *args: Any) -> RunRecord:
+        ran.append(config.identity)
+        if config.algorithm == "erm":
+            raise RuntimeError("out of memory\nand more")
+        return run(config, *args)
+
+    in_process(stop_in_fish)
+    with pytest.raises(KeyboardInterrupt):
+        shoal.compare(file, **OF_TABLE, **FEW)
+    (first,) = shoal.results("shoal-compare")["identity"]
+    in_process(fail_in_erm)
+    found = shoal.compare(file, **OF_TABLE, **FEW)
+    assert {first, *ran} == {*found.result["identities"]}
+    assert (len(ran), list(found.failed)) == (7, ["erm"])
+    assert "out of memory" in found.problems[0]
+    in_process()
+    again = shoal.compare(file, **OF_TABLE, **FEW)
+    assert (again.failed, again.result["runs_missing"]) == ({}, 0)
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:

@@ -69,12 +69,6 @@ def test_what_all_algorithms_share(name: str, size: protocol.Spaces, monkeypatch
         assert found == domainbed.DOMAINNET_BATCHES.at(share)
 
 
-@pytest.mark.parametrize("of", [5000, 5001])
-def test_a_share_of_5000_steps_is_those_steps(of: int) -> None:
-    steps = [0, 1, 29, 499, 500, 1500, 3333, 4999]
-    assert [Schedule(1.0, n / 5000, steps=of).start for n in steps] == steps
-
-
 SIZES = {"small": "rotated-digits", "large": "pacs"}
 
 
@@ -110,12 +104,6 @@ def test_adversarial_runs_are_domainbeds(name: str, configs: Any) -> None:
     assert {c.settings["beta1"] for c in large[1:]} == {0.0, 0.5}
     (plain,) = configs(name, "small", 1, optimizer="sgd")
     assert plain.optimizer_options == {}  # SGD has no betas
-
-
-def test_eqrm_has_its_own_learning_rate_after_the_start(configs: Any) -> None:
-    first, *others = configs("eqrm", "large")
-    assert first.settings == {"quantile_lr": 1e-6}
-    assert all(1e-7 <= c.settings["quantile_lr"] <= 1e-5 for c in others)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: 
     assert len(computed) == 1
     config = read_config(images / "r-erm")
     assert (config.model_options, config.lr) == ({"frozen": True}, 1e-3)
-    training = prepare(config, "cpu")
+    training = prepare(config, "cpu").setup
     trained = load_file(images / "r-erm" / "model.safetensors")
     moved = {n for n, v in training.model.state_dict().items() if not torch.equal(trained[n], v)}
     assert moved == {"head.weight", "head.bias"}
@@ -65,21 +65,6 @@ def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: 
     monkeypatch.setattr(frozen, "_last", {})
     prepare(config, "cpu")
     assert len(computed) == 2
-
-
-@needs_timm
-def test_compare_takes_weights_and_model_options(images: Path) -> None:
-    from shoal.models import build
-
-    theirs = build(BACKBONE, input_shape=(3, 32, 32), classes=9, seed=5)
-    torch.save(theirs.features.body.state_dict(), "w.pt")
-    few: dict[str, Any] = {"algorithms": "erm", "seeds": 1, "search": 2, "held_out": "oslo", "jobs": 1}
-    found = shoal.compare("pics", **GIVEN, **few, weights="w.pt", model_options={"dropout": 0.1}, out="out")
-    runs = [r.config for r in found.records if r.config.algorithm == "erm"]
-    assert {(r.weights, r.model_options["dropout"], r.schedule) for r in runs} == {("w.pt", 0.1, "warmup:1")}
-    first, second = sorted((r.lr for r in runs), key=lambda lr: lr != 5e-5)
-    assert first == 5e-5
-    assert 1e-5 <= second <= 10**-3.5
 
 
 @pytest.mark.parametrize("model", [None, "small-cnn"])

@@ -19,7 +19,6 @@ from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.experiments import protocol, selection
-from shoal.experiments.config import RunConfig
 from shoal.experiments.run import prepare, run
 from shoal.experiments.search import weights_of
 from shoal.experiments.store import Store
@@ -81,17 +80,6 @@ class TestSplits:
         assert sides[2] | sides[3] == gone
         assert sides[0] | sides[1] == set().union(*(d.tolist() for d in domains.values())) - gone
 
-    def test_the_splits_of_the_dataset_are_merged_first(self) -> None:
-        parts = {
-            "train": Domains.from_indices({"a": np.arange(20), "b": np.arange(20, 40)}),
-            "validation": Domains.from_indices({"a": np.arange(40, 50)}),
-            "test": Domains.from_indices({"c": np.arange(50, 60)}),
-        }
-        data = protocol.resplit(data_of({}, **parts), ["a"], 0)
-        assert of(data, "test", "a") | of(data, "oracle", "a") == {*range(20), *range(40, 50)}
-        assert set(data.splits["train"].names) == {"b", "c"}
-        assert data.notes == {"examples": "scaled"}
-
     @pytest.mark.parametrize(
         ("domains", "names"),
         [(PLAIN, ["aa"]), (PLAIN | {"x": [210]}, ["a"]), ({"a": range(10), "b": range(10, 20)}, ["a", "b"])],
@@ -99,23 +87,6 @@ class TestSplits:
     def test_what_cannot_be_split(self, domains: Any, names: list[str]) -> None:
         with pytest.raises(InputError):
             protocol.resplit(data_of({n: np.array(rows) for n, rows in domains.items()}), names, 0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"protocol": {"hled_out": ["a"], "seed": 0}}, "held_out"),
-        ({"protocol": {"held_out": "a", "seed": 0}}, "held_out"),
-        ({"protocol": {"held_out": ["a", "b", "c"], "seed": 0}}, "held_out"),
-        ({"protocol": {"held_out": ["a"], "seed": -1}}, "seed"),
-        ({"protocol": {"held_out": ["a"], "seed": 0, "trial": True}}, "trial"),
-        ({"protocol": ABOUT, "holdout": 0.2}, "holdout"),
-        ({"protocol": ABOUT, "data_options": {"held_out": "0°"}}, "held_out"),
-    ],
-)
-def test_invalid_fields_are_refused(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        RunConfig("rotated-digits", "erm", 2, **fields)
 
 
 @pytest.fixture
@@ -166,12 +137,6 @@ class TestPlan:
             assert {c.model for c in found} == {"resnet50.tv_in1k"}
             assert all(weights_of(c) == "pretrained" and c.data_options["augment_validation"] for c in found)
 
-    @pytest.mark.usefixtures("large")
-    def test_what_is_set_takes_precedence(self) -> None:
-        options = {"augment_validation": False, "size": 96}
-        (found, *_) = protocol.plan({"pacs": options}, ["erm"], seeds=1, search=1, model="small-cnn")
-        assert (found.model, found.data_options) == ("small-cnn", options)
-
     def test_some_domains_and_a_way_of_sampling(self) -> None:
         out = {"rotated-digits": ["15°"]}
         fields = {"steps": 7, "eval_every": 2, "eval_limit": 50, "optimizer_options": {"eps": 1e-7}}
@@ -183,20 +148,13 @@ class TestPlan:
         assert {(c.algorithm, c.draw, c.name) for c in found} == {("fish", "regrouped", "fish:regrouped")}
         assert {(c.steps, c.eval_limit, c.optimizer_options["eps"]) for c in found} == {(7, 50, 1e-7)}
 
-    @pytest.mark.parametrize(
-        ("algorithm", "held_out", "named"), [("erm", "15", "15°"), ("emr", "0°", "emr"), ("a:b", "0°", "'b'")]
-    )
-    def test_wrong_names(self, algorithm: str, held_out: str, named: str) -> None:
-        with pytest.raises(InputError, match=named):
-            protocol.plan(DIGITS, [algorithm], held_out={"rotated-digits": [held_out]})
-
 
 def test_from_plan_to_numbers(tmp_path: Path) -> None:
     only = {"rotated-digits": ["0°"]}
     fields: dict[str, Any] = {"held_out": only, "pairs": True, "steps": 2, "eval_every": 1}
     configs = protocol.plan(DIGITS, ["erm"], seeds=1, search=1, **fields)
     other = replace(configs[0], protocol=ABOUT | {"seed": 1})
-    one, two = (prepare(c, "cpu").data.splits for c in (configs[0], other))
+    one, two = (prepare(c, "cpu").setup.data.splits for c in (configs[0], other))
     assert one["train"].indices.tolist() != two["train"].indices.tolist()
     store = Store(tmp_path)
     for config in configs:

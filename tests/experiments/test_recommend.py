@@ -201,11 +201,6 @@ class TestRule:
         assert (about.row, about.nearest, about.state, about.mean) == (None, "erm", "few", None)
         assert view.recommended(found)[0].startswith("No recommendation")
 
-    def test_nothing_of_controls_alone(self) -> None:
-        found = result({"majority": [[0.5]] * 3, "fish:regrouped": [[0.6]] * 3})
-        assert found["recommendation"] is None
-        assert view.recommended(found) == []
-
 
 class TestNumbers:
     def test_of_one_row_are_student_s(self) -> None:
@@ -216,28 +211,6 @@ class TestNumbers:
         reach = 2.776445 * np.std(values, ddof=1) * math.sqrt(1 + 1 / 5)
         assert found.new_domain == pytest.approx((0.65 - reach, 0.65 + reach))
         assert (found.reference, found.alternative, found.detectable) == (None, None, None)
-
-    def test_a_new_domain_has_one_model_and_not_the_mean_of_several_seeds(self) -> None:
-        draw = np.random.default_rng(0)
-        scores = draw.normal(0.6, 0.05, (6, 1)) + draw.normal(0, 0.05, (6, 3))
-        found = recommended({"erm": scores.tolist()})
-        variance = scores.mean(1).var(ddof=1)
-        spread = variance + scores.var(1, ddof=1).mean() * 2 / 3
-        error, reach = variance / 6, found.new_domain[1] - found.expected  # type: ignore[index]
-        freedom = ((spread + error) / (spread / math.sqrt(5) + error / math.sqrt(5))) ** 2
-        assert reach == pytest.approx(t_limit(0.95, freedom) * math.sqrt(spread + error))
-
-    def test_ends_of_shares_and_errors(self) -> None:
-        values = [[0.99], [0.2], [0.98]]
-        assert recommended({"erm": values}).new_domain == (0.0, 1.0)
-        low, high = recommended({"erm": values}, lower=True).new_domain  # type: ignore[misc]
-        assert (low, high) == (0.0, 1.0)
-        errors = rows_of({"erm": values})
-        errors[0]["average"] = {"metric": "mse"}
-        found = recommendation(errors, lower=True)
-        assert found is not None
-        assert found.new_domain[0] == 0.0  # type: ignore[index]
-        assert found.new_domain[1] > 1.0  # type: ignore[index]
 
     def test_the_expected_score_is_halfway_to_the_cross_fitted_one(self) -> None:
         """Without the last domain the rule finds ERM, without any other the linear model."""
@@ -292,13 +265,3 @@ class TestNumbers:
         assert [row["rank"] for row in found["rows"]] == [1, 1, 1, 4]
         assert found["recommendation"]["row"] == "logistic-regression"
         assert "-0.0" not in view.text(found)
-
-
-def test_the_worst_domain_and_other_metrics() -> None:
-    found = result({"erm": [[0.9, 0.8], [0.9, 0.9], [0.9, 0.9], [0.5, 0.3]]})
-    worst = found["rows"][0]["worst"]
-    assert (worst["domain"], worst["mean"]) == ("d03", pytest.approx(0.4))
-    assert result({"erm": [[0.1], [0.5], [0.2]]}, "mse")["rows"][0]["worst"]["mean"] == 0.5
-    found = result({"erm": [[0.5]] * 3, "fish": [[0.6]] * 3}, AUC=[0.7, None, 0.9])
-    assert found["undefined"] == {"AUC": ["d01"]}
-    assert [row["metrics"]["AUC"]["mean"] for row in found["rows"]] == pytest.approx([0.8, 0.8])

@@ -43,18 +43,9 @@ def test_label_order_and_defaults_are_no_part_of_the_identity() -> None:
 
 
 def test_other_fields_are() -> None:
-    changes: dict[str, Any] = {
-        "dataset": "cdsprites",
-        "algorithm": "fish",
-        "steps": 5,
-        "data_options": {"per_domain": 200},
-        "settings": {"a": 1},
-        "optimizer": "adam",
-        "lr": 0.25,
-        "seed": 7,
-        "holdout": 0.2,
-        "protocol": {"held_out": ["a"], "trial": 0},
-    }
+    changes: dict[str, Any] = {"dataset": "cdsprites", "algorithm": "fish", "steps": 5, "lr": 0.25, "seed": 7}
+    changes |= {"data_options": {"per_domain": 200}, "settings": {"a": 1}, "optimizer": "adam"}
+    changes |= {"holdout": 0.2, "protocol": {"held_out": ["a"], "trial": 0}}
     different = {replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}
     assert len(different) == len(changes) + 1
 
@@ -75,13 +66,25 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
         RunConfig.from_dict({"dataset": "linear", "algorithm": "erm", "stepz": 4})
 
 
+ABOUT = {"held_out": ["0°"], "seed": 0}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [{"optimizer": "adm"}, {"schedule": "cosin"}, {"schedule": "step:2:5"}, {"seed": -1}, {"seed": 0.5}],
+    ("changes", "named"),
+    [
+        ({"optimizer": "adm"}, "optimizer"),
+        ({"schedule": "step:2:5"}, "schedule"),
+        ({"seed": 0.5}, "seed"),
+        ({"protocol": ABOUT | {"held_out": "a"}}, "held_out"),
+        ({"protocol": ABOUT | {"held_out": ["a", "b", "c"]}}, "held_out"),
+        ({"protocol": ABOUT | {"trial": True}}, "trial"),
+        ({"protocol": ABOUT, "holdout": 0.2}, "holdout"),
+        ({"protocol": ABOUT, "data_options": {"held_out": "0°"}}, "held_out"),
+    ],
     ids=str,
 )
-def test_wrong_values_are_named(changes: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=str(next(iter(changes)))):
+def test_wrong_values_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
         replace(TINY, **changes)
 
 
@@ -107,12 +110,8 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"status": None}, "status"),
         ({"seconds": "1"}, "seconds"),
-        ({"environment": None}, "environment"),
-        ({"notes": []}, "notes"),
         ({"selected": 2}, "selected is 2"),
-        ({"selected": True}, "selected"),
         ({"surprise": 1}, "surprise"),
         ({"config": {"steps": 3}}, "config"),
         ({"agreement": [None]}, "agreement.0"),

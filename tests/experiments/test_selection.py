@@ -149,14 +149,6 @@ def selected(records: list[RunRecord], rule: str = "training") -> dict[str, Any]
     return next(c for c in cases.to_dict("records") if c["held_out"] == "a")
 
 
-def test_training_domains_count_once_each_and_the_oracle_uses_the_last_step() -> None:
-    first = alone((0.1, 1.0, 0.4, 0.6), (0.2, 0.0, 0.9, 0.3))
-    assert (selected([first])["step"], selected([first])["score"]) == (2, 0.2)
-    second = alone((0.3, 0.1, 0, 0), (0.4, 0.4, 0, 0), trial=1)
-    found = selected([first, second], "oracle")
-    assert (found["trial"], found["step"], found["score"]) == (1, 2, 0.4)
-
-
 def test_a_run_that_diverged_or_a_score_that_is_not_finite_is_never_selected() -> None:
     nan = float("nan")
     records = [alone((0.9, 1, 1, 1), sound=False), alone((0.1, 0, 0, 0), trial=1)]

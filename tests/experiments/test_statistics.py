@@ -17,9 +17,7 @@ from shoal.experiments.statistics import (
     classification,
     holm,
     mean_interval,
-    mean_sd,
     regression,
-    summarize,
     t_limit,
     wilson,
 )
@@ -151,11 +149,3 @@ def test_holm() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.001, 0.6]) == pytest.approx([1.0, 0.003, 1.0])
     assert holm([]) == []
-
-
-def test_mean_and_spread_of_what_is_known() -> None:
-    assert mean_sd([]) == mean_sd([None]) == (None, None)
-    assert mean_sd([2.0, None]) == (2.0, None)
-    found = summarize([1.0, None, 3.0], "accuracy")
-    assert found["values"] == [1.0, None, 3.0]
-    assert (found["mean"], found["se"]) == (2.0, pytest.approx(1.0))

@@ -44,7 +44,7 @@ def test_finds_what_was_saved_and_reading_creates_nothing(tmp_path: Path) -> Non
 
 
 def test_a_failed_run_is_missing_and_keeps_its_working_files(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store, other = Store(tmp_path), CONFIGS[2]
     log = store.workplace(TINY) / "metrics.jsonl"
     log.parent.mkdir(parents=True)
     log.write_text("")
@@ -55,6 +55,13 @@ def test_a_failed_run_is_missing_and_keeps_its_working_files(tmp_path: Path) -> 
     assert (record.status, record.error, log.exists()) == ("failed", "OSError: no", True)
     store.save(made())
     assert files(tmp_path) == {f"{TINY.identity}.json"}
+    for config in (TINY, other):  # as a killed process leaves them
+        (store.workplace(config) / "checkpoints").mkdir(parents=True)
+        store.progress(config).write_text("2")
+    store.clean([TINY, other])
+    assert not store.workplace(TINY).exists()
+    assert not store.progress(TINY).exists()
+    assert store.workplace(other).exists()  # it can be resumed
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
@@ -111,18 +118,6 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         os.killpg(holder.pid, signal.SIGKILL)
 
 
-def test_what_a_killed_process_left_of_a_finished_run_is_removed(tmp_path: Path) -> None:
-    store, other = Store(tmp_path), CONFIGS[2]
-    store.save(made())
-    for config in (TINY, other):
-        (store.workplace(config) / "checkpoints").mkdir(parents=True)
-        store.progress(config).write_text("2")
-    store.clean([TINY, other])
-    assert not store.workplace(TINY).exists()
-    assert not store.progress(TINY).exists()
-    assert store.workplace(other).exists()  # it can be resumed
-
-
 ERM = RunConfig("digits", "erm", 100, data_options={"held_out": "15°"})
 FISH = RunConfig("digits", "fish", 200, settings={"meta_lr": 0.5}, lr=0.01, label="Fish")
 
@@ -162,36 +157,28 @@ def test_a_row_has_settings_and_scores(tmp_path: Path) -> None:
 
 
 def test_stores_and_run_folders_at_any_depth_in_a_fixed_order(tmp_path: Path) -> None:
-    save(tmp_path / "compare" / "runs", measured(replace(ERM, seed=1)), measured())
-    save(tmp_path / "compare" / "working", measured(FISH))
+    """Of several records of a run the newest counts; runs that diverged or failed have no scores."""
+    save(tmp_path / "compare" / "runs", measured(replace(ERM, seed=1)))
+    labelled = replace(ERM, label="plain")  # a label makes no other run
+    for name, config, test, at in (("old", ERM, 0.1, 1), ("new", labelled, 0.3, 3), ("mid", ERM, 0.2, 2)):
+        save(tmp_path / name, measured(config, test))
+        os.utime(Store(tmp_path / name).path(ERM), (at, at))
+    save(tmp_path / "a", measured(replace(FISH, seed=1), status="diverged", error="the loss is nan"))
+    save(tmp_path / "a", measured(replace(FISH, seed=3), test=math.nan))
+    Store(tmp_path / "a").fail(replace(FISH, seed=2), "RuntimeError: no memory")
     path = tmp_path / "seeds" / "seed-2" / "record.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(measured(replace(ERM, seed=2)).to_dict()))
     for other in ("seeds.json", "x.plan.json", "compare-x.json"):
         (tmp_path / other).write_text("[]")
     frame = shoal.results(str(tmp_path))
-    assert frame[["name", "seed"]].values.tolist() == [["Fish", 0], ["erm", 0], ["erm", 1], ["erm", 2]]
-    assert frame["path"].iloc[-1] == "seeds/seed-2/record.json"
-    assert frame["settings.meta_lr"].isna().tolist() == [False, True, True, True]
-
-
-def test_of_several_records_of_a_run_the_newest(tmp_path: Path) -> None:
-    labelled = replace(ERM, label="plain")  # a label makes no other run
-    for name, config, test, at in (("old", ERM, 0.1, 1), ("new", labelled, 0.3, 3), ("mid", ERM, 0.2, 2)):
-        save(tmp_path / name, measured(config, test))
-        os.utime(Store(tmp_path / name).path(ERM), (at, at))
-    assert shoal.results(tmp_path)["test"].tolist() == [0.3]
-
-
-def test_runs_that_diverged_or_failed_have_no_scores(tmp_path: Path) -> None:
-    save(tmp_path, measured(), measured(replace(ERM, seed=1), status="diverged", error="the loss is nan"))
-    Store(tmp_path).fail(replace(ERM, seed=2), "RuntimeError: no memory")
-    save(tmp_path, measured(replace(ERM, seed=3), test=math.nan))
-    frame = shoal.results(tmp_path).set_index("seed")
-    assert frame["status"].tolist() == ["finished", "diverged", "failed", "finished"]
-    assert frame["test"].isna().tolist() == [False, True, True, True]
-    assert frame["validation"].isna().tolist() == [False, True, True, False]
-    assert frame["error"][2] == "RuntimeError: no memory"
+    names = [["Fish", 1], ["Fish", 3], ["Fish", 2], ["erm", 1], ["erm", 2], ["plain", 0]]
+    assert frame[["name", "seed"]].values.tolist() == names
+    assert frame["path"].iloc[4] == "seeds/seed-2/record.json"
+    assert frame["status"].tolist() == ["diverged", "finished", "failed", "finished", "finished", "finished"]
+    assert frame["test"].isna().tolist() == [True, True, True, False, False, False]
+    assert frame["validation"].isna().tolist() == [True, False, True, False, False, False]
+    assert (frame["error"][2], frame["test"].iloc[-1]) == ("RuntimeError: no memory", 0.3)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps(measured().to_dict() | {"schema": 99})])
@@ -211,17 +198,14 @@ def test_files_that_are_no_records_are_named(content: str, tmp_path: Path) -> No
     assert all(str(path) in str(warning.message) for path in (store.path(TINY), tmp_path / "a/record.json"))
 
 
-def test_no_runs_and_no_folder(tmp_path: Path) -> None:
+def test_no_runs_no_folder_and_runs_of_fit(tmp_path: Path) -> None:
+    """The data of `fit` are not recorded, so that equal options do not make them the same run."""
     frame = shoal.results(tmp_path)
     assert len(frame) == 0
     assert {"algorithm", "held_out", "test"} <= set(frame)
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match=r"there is no folder '.*nowhere'"):
         shoal.results(tmp_path / "nowhere")
-
-
-def test_runs_of_fit(tmp_path: Path) -> None:
-    """Their data are not recorded, so that equal options do not make them the same run."""
     data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
     same: dict[str, Any] = {"test": data, "steps": 4, "progress": False, "device": "cpu"}
     for name in ("one", "two"):

@@ -11,9 +11,7 @@ import pytest
 from paper.conftest import QUICK
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord
 from shoal.paper import cdsprites
-from shoal.paper.columns import table
 from shoal.paper.demo import demo
 from shoal.paper.recipes import Variant
 from shoal.paper.reproduce import reproduce
@@ -77,25 +75,6 @@ def test_from_runs_to_a_table_and_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.data == result.data
     assert {path for path, time in kept.items() if path.stat().st_mtime_ns != time} == {gone}
     assert json.loads(json.dumps(again.to_dict()))["experiment"] == "cdsprites"
-
-
-def test_the_papers_numbers_are_beneath_ours() -> None:
-    column = cdsprites.plan("adam", FULL, range(2))[10]
-    fish = [config.identity for config in column.runs if config.name == "Fish"]
-    scores = {"test": {"metric": "accuracy", "average": 0.5}}
-    point = {"step": 1, "scores": scores}
-    records = {
-        key: RunRecord(column.runs[0], status, (point,), 0, "", 1.0, {})
-        for key, status in zip(fish, ("finished", "diverged"), strict=True)
-    }
-    entry = column.entry(column.scores(records, last=True))
-    assert entry["ours"]["Fish"]["values"] == [0.5, None]  # a run that diverged has no score
-    rows = {row[""]: row["N = 10, accuracy (%)"] for row in table([entry])}
-    assert (rows["Fish"], rows["Fish, the paper"], rows["ERM, the paper"]) == (
-        "50.0 (1 of 2)",
-        "about 100",
-        "about 50",
-    )
 
 
 @pytest.mark.usefixtures("in_process")

@@ -13,7 +13,6 @@ from torch import nn
 from shoal.algorithms import build
 from shoal.data.batch import MetaBatch, Task
 from shoal.data.sampler import DomainBatchSampler
-from shoal.datasets import load
 from shoal.paper import linear
 from shoal.paper.reproduce import reproduce
 from shoal.training.engine import Engine
@@ -68,23 +67,6 @@ def test_a_method_takes_the_steps_of_the_algorithm(method: str) -> None:
     ours = linear.follow(method, [0.0, decay], steps)[-1]
     np.testing.assert_allclose(ours[1], weights, atol=1e-12)
     assert not np.allclose(ours[0], weights)
-
-
-def test_domains_are_those_of_the_dataset() -> None:
-    data = load("linear", per_domain=100)
-    examples: Any = data.examples
-    domains = [
-        data.splits[split].indices_of(d)
-        for split in ("train", "test")
-        for d in range(len(data.splits[split]))
-    ]
-    for indices, own in zip(domains, (*linear.TRAINING, linear.TEST), strict=True):
-        x, y = examples.batch(torch.as_tensor(indices).long())
-        rows, counts = np.unique(np.c_[x.numpy(), y.numpy()], axis=0, return_counts=True)
-        known = {(*row[:4], label): share for row, label, share in zip(*own, strict=True)}
-        assert {tuple(row): count / 100 for row, count in zip(rows, counts, strict=True)} == pytest.approx(
-            known
-        )
 
 
 def test_the_numbers_that_are_known(tmp_path: Path) -> None:

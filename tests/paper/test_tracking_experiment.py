@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from paper.conftest import QUICK
 from shoal.data.sampler import DomainBatchSampler
 from shoal.experiments.run import prepare, run
 from shoal.models import build
-from shoal.paper import cdsprites, read, tracking
+from shoal.paper import cdsprites, tracking
 from shoal.paper.reproduce import Request, reproduce
 
 TINY: dict[str, Any] = {
@@ -118,20 +117,3 @@ def test_from_runs_to_a_figure(tmp_path: Path) -> None:
     assert len({point["mean_cosine"] for point in first}) == 2  # both methods start from the same weights
     assert reproduce("tracking", seeds=2, out=tmp_path, **QUICK).data == result.data
     assert all(path.stat().st_mtime_ns == time for path, time in records.items())
-
-
-def test_a_run_that_diverges_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steep = {**TINY["run"], "optimizer_options": {"weight_decay": 1e38}}
-    monkeypatch.setitem(cdsprites.preset("sizes"), "tracking-quick", {**TINY, "run": steep})
-    assert "diverged: Fish: " in "\n".join(reproduce("tracking", out=tmp_path, **QUICK).problems)
-
-
-def test_on_wilds_with_its_warm_start(wilds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = read("presets/wilds.yaml")["every"]["quick"]
-    monkeypatch.setitem(small, "images", {**small["images"], "steps": 4, "eval_limit": 30})
-    result = reproduce("tracking", datasets="camelyon17", data_dir=wilds, out=tmp_path, **QUICK)
-    assert not result.problems
-    assert set(result.data["camelyon17"]) == {"Fish", "ERM", "constants"}
-    records = [json.loads(path.read_text()) for path in (tmp_path / "tracking-quick").glob("*.json")]
-    assert [record["config"]["warm_start"] for record in records] == [4, 4]
-    np.testing.assert_equal(*(record["agreement"][0]["mean_cosine"] for record in records))

@@ -110,7 +110,7 @@ def check(
 
 
 def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
-    from shoal.data.own import check_table
+    from shoal.data.tables import check_table
     from shoal.report import columns
 
     name = Path(data).name if isinstance(data, (str, Path)) else "the table"
@@ -358,7 +358,7 @@ def _planned(plan: Mapping[str, Any]) -> str:
     for one in plan["files"]:
         size = amount(one["size"]) if one["size"] else "size unknown"
         kind, _, value = (one["checksum"] or "").partition(":")
-        checksum = f"{kind} {value} ({one['said_by']})" if kind else "no checksum is published"
+        checksum = f"{kind} {value} ({one['checksum_from']})" if kind else "no checksum is published"
         lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
     return "\n".join(lines)
 

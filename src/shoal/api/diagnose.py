@@ -94,7 +94,7 @@ class Diagnosis(Result):
         return pandas.json_normalize(self.result[what])
 
     def figure(self) -> Any:
-        """Return a matplotlib figure: labels, confusion of domains, generalization gap, gradient cosines."""
+        """Return a matplotlib figure: confusion of domains, generalization gap, gradient cosines."""
         from shoal.report import diagnose as view
 
         return view.figure(self.result, self.name)

@@ -20,8 +20,7 @@ from shoal.errors import InputError
 
 VARIABLE, CACHE = "SHOAL_DATA", "SHOAL_CACHE"
 SAY_WHERE = f"folder in data_options, data_dir, or the environment variable {VARIABLE} sets where"
-ARCHIVES = {".zip": "zip", ".tar": "tar", ".tar.gz": "gztar", ".tgz": "gztar"}
-TRIES, TIMEOUT = 5, 60  # attempts that bring nothing new, seconds without a byte
+TRIES, TIMEOUT = 5, 60  # attempts, seconds without a byte
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are there and all there will be, where it is known."""
@@ -92,7 +91,7 @@ class Source:
     """Where it is; the same bytes everywhere."""
     checksum: str | None = None
     """``md5:…`` or ``sha256:…``, where one is known."""
-    said_by: str = ""
+    checksum_from: str = ""
     """Whose checksum it is."""
     size: int | None = None
     """In bytes, roughly where the checksum is not known."""
@@ -107,8 +106,8 @@ class Download:
     sources: tuple[Source, ...]
     find: Callable[[Path], Path | None]
     """Where in a folder all of the dataset is."""
-    arrange: Callable[[Path], str] | None = None
-    """Is given the folder that all was unpacked to, puts it in order and says what it did."""
+    prepare: Callable[[Path], str] | None = None
+    """Puts the files in the folder that all was unpacked to in order, and says what it did."""
 
 
 @dataclass(frozen=True)
@@ -131,21 +130,18 @@ def get(download: Download, folder: Path, on_progress: OnProgress = lambda file,
         return Got(where)
     place, work = folder / download.home, folder / "downloads" / download.home
     if place.exists() and any(place.iterdir()):
-        raise InputError(
-            f"{str(place)!r} exists but is not a complete copy; move it away or choose another folder."
-        )
+        message = f"{str(place)!r} exists but is not a complete copy"
+        raise InputError(f"{message}; move it away or choose another folder.")
     try:
         work.mkdir(parents=True, exist_ok=True)
         with FileLock(work / ".lock", blocking=False):
             files = [_fetch(source, work, on_progress) for source in download.sources]
-            partial = Path(tempfile.mkdtemp(prefix=f".{download.home}-", dir=folder))
-            try:
+            with tempfile.TemporaryDirectory(prefix=f".{download.home}-", dir=folder) as partial:
                 for source in download.sources:
-                    _unpack(work / source.file, partial)
-                notes = [download.arrange(partial)] if download.arrange else []
-                os.replace(_inner(partial), place)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                    _unpack(work / source.file, Path(partial))
+                notes = [download.prepare(Path(partial))] if download.prepare else []
+                inner = _inner(Path(partial))
+                os.replace(inner, place)
     except Timeout:
         raise InputError(f"another process is downloading to {str(work)!r}; wait for it.") from None
     except OSError as error:
@@ -156,18 +152,17 @@ def get(download: Download, folder: Path, on_progress: OnProgress = lambda file,
 
 def _unpack(path: Path, to: Path) -> None:
     """By the filter for data: no member outside of the folder, no links out of it, no devices."""
-    kind = next((kind for ending, kind in ARCHIVES.items() if path.name.endswith(ending)), None)
     try:
-        if kind is None:
-            shutil.copy(path, to)
-        elif kind == "zip":
-            shutil.unpack_archive(path, to, kind)
+        if path.name.endswith(".zip"):
+            shutil.unpack_archive(path, to)
+        elif path.name.endswith((".tar", ".tar.gz", ".tgz")):
+            with tarfile.open(path) as archive:
+                archive.extractall(to, filter="data")
         else:
-            shutil.unpack_archive(path, to, kind, filter="data")
+            shutil.copy(path, to)
     except (shutil.ReadError, tarfile.TarError, zlib.error, gzip.BadGzipFile, ValueError, EOFError) as error:
-        raise InputError(
-            f"{str(path)!r} cannot be unpacked ({error}); remove it to download it again."
-        ) from error
+        again = "remove it to download it again"
+        raise InputError(f"{str(path)!r} cannot be unpacked ({error}); {again}.") from error
 
 
 def _inner(folder: Path) -> Path:
@@ -188,21 +183,13 @@ def _fetch(source: Source, work: Path, on_progress: OnProgress) -> dict[str, Any
     for url in source.urls:
         try:
             path = pooch.retrieve(url, source.checksum, source.file, work, downloader=resume)
-            size, digest = Path(path).stat().st_size, pooch.file_hash(path)
-            return {
-                "file": source.file,
-                "url": url,
-                "bytes": size,
-                "sha256": digest,
-                "checked": source.said_by,
-            }
         except (RequestException, ValueError) as error:  # ValueError: another checksum
             problems.append(f"{url}: {' '.join(str(error).split())[:300]}")
-    raise InputError(
-        f"{source.file} could not be downloaded: {'; '.join(problems)}. The same command resumes; a file "
-        "that you "
-        f"have is taken from {str(work / source.file)!r}."
-    )
+            continue
+        about = {"file": source.file, "url": url, "bytes": Path(path).stat().st_size}
+        return about | {"sha256": pooch.file_hash(path), "checked": source.checksum_from}
+    advice = f"The same command resumes; a file that you have is taken from {str(work / source.file)!r}."
+    raise InputError(f"{source.file} could not be downloaded: {'; '.join(problems)}. {advice}")
 
 
 class Resume:
@@ -216,17 +203,14 @@ class Resume:
         from requests import ConnectionError, Timeout
         from requests.exceptions import ChunkedEncodingError
 
-        failures, size = 0, -1
-        while True:
+        for attempt in range(1, TRIES + 1):
             try:
                 self._continue(url)
                 break
             except (ConnectionError, Timeout, ChunkedEncodingError):
-                there = self.part.stat().st_size if self.part.exists() else 0
-                failures, size = (failures + 1 if there <= size else 1), there
-                if failures == TRIES:
+                if attempt == TRIES:
                     raise
-                time.sleep(min(2**failures, 30))
+                time.sleep(2**attempt)
         shutil.move(self.part, output_file)
         self.tag.unlink(missing_ok=True)
 
@@ -236,17 +220,15 @@ class Resume:
         headers = {"Accept-Encoding": "identity"}
         done = self.part.stat().st_size if self.part.exists() and self.tag.exists() else 0
         if done:
-            headers |= {"Range": f"bytes={done}-", "If-Range": self.tag.read_text().partition("\n")[0]}
+            headers |= {"Range": f"bytes={done}-", "If-Range": self.tag.read_text()}
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
             if response.status_code == 416:  # the file is shorter than what came, or all of it is there
                 self.tag.unlink()
                 raise requests.ConnectionError("the part that was downloaded does not fit the file")
             response.raise_for_status()
             if response.headers.get("Content-Type", "").startswith("text/html"):
-                raise requests.RequestException(
-                    "the server sent a web page instead of the file, as Google Drive does after too many "
-                    "downloads"
-                )
+                why = "as Google Drive does after too many downloads"
+                raise requests.RequestException(f"the server sent a web page instead of the file, {why}")
             done = done if response.status_code == 206 else 0
             version = response.headers.get("ETag") or response.headers.get("Last-Modified")
             self.tag.unlink(missing_ok=True)

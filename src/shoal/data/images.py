@@ -436,7 +436,7 @@ def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
     first, seen = np.arange(len(files)), dict[bytes, int]()
     for row in np.flatnonzero(sizes.duplicated(keep=False) & (sizes > 0)):
         with open(files["path"][row], "rb") as file:
-            first[row] = seen.setdefault(hashlib.file_digest(file, "sha1").digest(), row)
+            first[row] = seen.setdefault(hashlib.file_digest(file, "sha1").digest(), int(row))
     copies = np.flatnonzero(first != np.arange(len(files)))
     for row in copies:
         pair = f"{files['path'][first[row]]!r} and {files['path'][row]!r} are the same image"

@@ -374,6 +374,9 @@ class WithDomain(Dataset[Any]):
     domains: Domains
 
     def __init__(self, dataset: Any, domains: Domains | Any) -> None:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            kind = type(dataset).__name__
+            raise InputError(f"{kind} has no __getitem__ and __len__; a map-style dataset is needed.")
         self.dataset = dataset
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         if not np.array_equal(np.sort(self.domains.indices), np.arange(len(dataset))):

@@ -133,8 +133,7 @@ def declared(path: Path) -> SimpleNamespace:
         a small network that takes images of any size; published results are those of a pretrained ResNet-50,
         which ``shoal sweep`` takes. Options as in :func:`shoal.datasets.own.load_folder`.
         """
-        if held_out != []:
-            held_out_names(held_out, list(layout.domains))
+        held_out_names(held_out, list(layout.domains))
         files = layout.read(folder)
         options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
         options |= {"augment_validation": augment_validation, "augment_on": augment_on}
@@ -148,13 +147,13 @@ def declared(path: Path) -> SimpleNamespace:
         return root if len(domains) == len(layout.domains) else None
 
     sources = tuple(Source(**{**each, "urls": tuple(each["urls"])}) for each in about["download"])
-    arrange = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}.get(about.get("arrange"))
+    prepare = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}.get(about.get("prepare"))
     return SimpleNamespace(
         load=load,
         LAYOUT=layout,
         DOMAINS=tuple(layout.domains),
         DOMAINBED=PUBLISHED | about.get("domainbed", {}),
-        DOWNLOAD=Download(layout.folders[0], sources, find, arrange),
+        DOWNLOAD=Download(layout.folders[0], sources, find, prepare),
     )
 
 

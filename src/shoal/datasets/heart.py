@@ -49,7 +49,7 @@ DOWNLOAD = Download(
             name,
             urls=(f"https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/{name}",),
             checksum=f"sha256:{sha256}",
-            said_by="as others recorded it; UCI publishes none",
+            checksum_from="as others recorded it; UCI publishes none",
             size=size,
         )
         for name, (size, sha256) in FILES.items()

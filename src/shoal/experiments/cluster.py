@@ -59,12 +59,12 @@ class RayPool:
         def ended(outcome: Future[Warnings]) -> None:
             self.active.pop(future, None)
             error: Any = outcome.exception()
+            error = getattr(error, "cause", error)  # what the task has raised
             if error is None:
                 future.set_result(outcome.result())
-            elif isinstance(error, self.ray.exceptions.RayTaskError):
-                future.set_exception(error.cause)
             else:
-                future.set_exception(Lost(type(error).__name__))
+                lost = isinstance(error, self.ray.exceptions.RayError)
+                future.set_exception(Lost(type(error).__name__) if lost else error)
 
         outcome.add_done_callback(ended)
         return future

@@ -1,6 +1,6 @@
 """How a new table differs from the columns that a model was trained on, column by column.
 
-Both are given as summaries (:func:`shoal.data.table.summary`): quantiles of numbers, shares of categories,
+Both are given as summaries (:mod:`shoal.data.tables.encode`): quantiles of numbers, shares of categories,
 the share that is missing. A column is flagged if the two differ by more than sampling explains
 (Kolmogorov–Smirnov for numbers, χ² for categories and for missing cells; p below 0.01 divided by the number
 of tests) and by enough to matter. Where rows belong to entities, all rows of one count as one in the tests.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,7 +37,6 @@ class ColumnDrift:
         column: name of the column.
         kind: kind of the column.
         missing: share of missing cells, in training and now.
-        p_missing: p-value of the difference of the two.
         psi: population stability index, over tenths of the training values or over categories.
         distance: largest difference of the distribution functions; of categories, the total variation.
         p: p-value of the distance.
@@ -51,7 +50,6 @@ class ColumnDrift:
     column: str
     kind: str
     missing: tuple[float, float]
-    p_missing: float
     psi: float | None = None
     distance: float | None = None
     p: float | None = None
@@ -96,63 +94,51 @@ def column_drift(
         entities: number of entities in the new table, if its rows are not independent. The training rows are
             assumed to have as many rows per entity.
     """
-    found = []
-    for name, now in new.items():
-        if (then := training.get(name)) is not None:
-            found.append(
-                replace(
-                    _compare(name, then, now, (entities or now["rows"]) / now["rows"]),
-                    new_categories=dict(Counter(unseen.get(name, {})).most_common(10)),
-                    unparsed=sum(unparsed.get(name, {}).values()),
-                )
-            )
-    level = LEVEL / max(1, sum((one.p is not None) + 1 for one in found))
-
-    def flagged(one: ColumnDrift) -> ColumnDrift:
-        values = one.p is not None and one.p < level and (one.distance or 0) >= SMALLEST
-        missing = one.p_missing < level and abs(one.missing[1] - one.missing[0]) >= SMALLEST_MISSING
-        return replace(one, flags=("values",) * values + ("missing",) * missing)
+    names, found = [name for name in new if name in training], []
+    for name in names:
+        then, now = training[name], new[name]
+        missing, rows = (np.array([of[part] for of in (then, now)], float) for part in ("missing", "rows"))
+        independent = rows * (entities or rows[1]) / rows[1]
+        values, counts = dict[str, Any](), independent * (1 - missing)
+        if counts.min() > 0 and "quantiles" in then:
+            values = _numbers(then, now, counts)
+        elif counts.min() > 0 and "shares" in then:
+            values = _categories(then, now, counts)
+        level, flags = LEVEL / (2 * len(names)), list[str]()
+        if values and values["p"] < level and values["distance"] >= SMALLEST:
+            flags.append("values")
+        table = np.column_stack([missing, 1 - missing]) * independent[:, None]
+        if abs(missing[1] - missing[0]) >= SMALLEST_MISSING and _same_shares(table) < level:
+            flags.append("missing")
+        about: dict[str, Any] = {"missing": (float(missing[0]), float(missing[1])), "flags": tuple(flags)}
+        about["new_categories"] = dict(Counter(unseen.get(name, {})).most_common(10))
+        about["unparsed"] = sum(unparsed.get(name, {}).values())
+        found.append(ColumnDrift(name, str(then["kind"]), **about, **values))
 
     def order(one: ColumnDrift) -> tuple[Any, ...]:
         return not one.flags, -max(one.distance or 0, abs(one.missing[1] - one.missing[0])), one.column
 
-    return sorted(map(flagged, found), key=order)
+    return sorted(found, key=order)
 
 
-def _compare(name: str, then: Summary, now: Summary, independent: float) -> ColumnDrift:
-    """One column; ``independent`` is the share of rows that count in the tests."""
-    missing, rows = np.array([then["missing"], now["missing"]]), np.array([then["rows"], now["rows"]])
-    table = np.column_stack([missing, 1 - missing]) * rows[:, None] * independent
-    found = ColumnDrift(name, str(then["kind"]), (float(missing[0]), float(missing[1])), _same_shares(table))
-    counts = rows * (1 - missing)
-    if counts.min() <= 0:
-        return found
-    if "quantiles" in then:
-        return replace(found, **_numbers(then, now, counts, independent))
-    if "shares" in then:
-        shares = np.array(
-            [[summary["shares"].get(c, 0.0) for c in then["shares"]] for summary in (then, now)]
-        )
-        shares = np.column_stack([shares, np.maximum(1 - shares.sum(1), 0)])  # the last: new categories
-        p = _same_shares(shares * counts[:, None] * independent)
-        distance = float(np.abs(shares[1] - shares[0]).sum() / 2)
-        return replace(
-            found,
-            psi=stability(shares[0], shares[1], counts),
-            distance=distance,
-            p=p,
-            new=float(shares[1, -1]),
-        )
-    return found
+def _categories(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
+    shares = np.array([[summary["shares"].get(c, 0.0) for c in then["shares"]] for summary in (then, now)])
+    shares = np.column_stack([shares, np.maximum(1 - shares.sum(1), 0)])  # the last: new categories
+    return {
+        "psi": stability(shares[0], shares[1], counts),
+        "distance": float(np.abs(shares[1] - shares[0]).sum() / 2),
+        "p": _same_shares(shares * counts[:, None]),
+        "new": float(shares[1, -1]),
+    }
 
 
-def _numbers(then: Summary, now: Summary, counts: Array, independent: float) -> dict[str, Any]:
+def _numbers(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
     from scipy.special import kolmogorov
     from scipy.stats import ks_2samp
 
     quantiles = np.array([then["quantiles"], now["quantiles"]])
     distance = max(0.0, float(ks_2samp(*quantiles, method="asymp").statistic) - RESOLUTION)
-    size = np.sqrt(independent * counts.prod() / counts.sum())
+    size = np.sqrt(counts.prod() / counts.sum())
     edges = np.unique(quantiles[0][10:91:10])
     shares = [np.bincount(np.searchsorted(edges, q), minlength=len(edges) + 1) / q.size for q in quantiles]
 

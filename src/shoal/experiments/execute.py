@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import signal
@@ -30,7 +29,6 @@ from shoal.training.stopping import Interrupted, Signals
 
 ATTEMPTS = 3
 """How often a run may take its process down with it."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 Warnings = list[tuple[type[Warning], str]]
 """Those of a run: their categories and messages."""
 
@@ -64,8 +62,8 @@ def execute(
     """Do the runs that are missing in ``store``, including failed ones.
 
     A run that raises an exception is recorded as failed and the others continue; one whose process is killed
-    resumes from its last checkpoint, up to :data:`ATTEMPTS` times. A full disk ends the call. After Ctrl-C or
-    SIGTERM, runs save their state, and :class:`Interrupted` explains how to resume.
+    resumes from its last checkpoint, up to :data:`ATTEMPTS` times. After Ctrl-C or SIGTERM, runs save their
+    state, and :class:`Interrupted` explains how to resume.
 
     >>> from shoal.experiments.config import RunConfig
     >>> runs = [RunConfig("linear", "erm", steps=4, seed=seed) for seed in (0, 1)]
@@ -89,7 +87,7 @@ def execute(
 
     Raises:
         InputError: a configuration is invalid, or Ray is not available.
-        OSError: the disk is full.
+        OSError: not even the record of a failed run can be written.
         Interrupted: Ctrl-C or SIGTERM.
     """
     missing, failed, waiting = store.missing(configs), dict[str, str](), deque[RunConfig]()
@@ -134,11 +132,6 @@ def execute(
                 number = getattr(stop, "signal", None) or signals.asked or signal.SIGINT
                 text = "interrupted. Finished runs are saved, and the same command resumes the others."
                 raise Interrupted(text, number) from stop
-            except OSError as error:
-                if error.errno not in FULL:
-                    raise
-                text = f"{error.strerror}: {store.folder}. Finished runs are saved; free some disk space"
-                raise OSError(error.errno, f"{text}, then resume with the same command.") from error
             display.print(f"{len(missing) - len(failed) - len(waiting)} of {len(missing)} runs done.")
     store.clean(configs)
     return Outcome(store.found(configs), failed, len(waiting))
@@ -207,20 +200,9 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
             try:
                 store.save(run(config, device, store.workplace(config), **how))
             except Exception as error:
-                if full := _full_disk(error):
-                    raise full from error
                 line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 store.fail(config, line, "".join(traceback.format_exception(error)))
     return list({(w.category, str(w.message)): None for w in caught})
-
-
-def _full_disk(error: BaseException | None) -> OSError | None:
-    """The cause of an error, if it is a full disk."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL:
-            return OSError(error.errno, os.strerror(error.errno))
-        error = error.__cause__ or error.__context__
-    return None
 
 
 class LocalPool:

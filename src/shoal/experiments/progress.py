@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -15,10 +17,8 @@ from shoal.experiments.record import RunRecord
 from shoal.experiments.store import Store
 from shoal.terminal import clean
 
-EVERY = 1.0
-"""Seconds between two updates of the display."""
-LINE_EVERY = 10.0
-"""Seconds between two lines where output is not a terminal."""
+EVERY, LINE_EVERY = 1.0, 10.0
+"""Seconds between two updates of the display, and between two lines where output is not a terminal."""
 
 
 def duration(seconds: float) -> str:
@@ -41,25 +41,16 @@ class Progress:
     def __init__(
         self, title: str, state: Callable[[], tuple[float, float | None, str]], shown: bool = True
     ) -> None:
-        self.title, self.state = title, state
+        self.title, self.state, self.shown = title, state, shown
         # A stream that replaces control characters would break the bar.
         self.stream = getattr(sys.stderr, "stream", sys.stderr)
-        self.shown = shown and self.stream is not None
-        self.over = threading.Event()
+        self.over, self.bar = threading.Event(), None
         self.thread = threading.Thread(target=self._follow, daemon=True)
-        self.bar: Any = None
 
     def __enter__(self) -> Self:
-        if self.shown and self.stream.isatty() and os.environ.get("TERM") != "dumb":
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bar
-
-            columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[note]}"))
-            self.bar = Bar(*columns, console=Console(file=self.stream), transient=True)
-            self.bar.add_task(clean(self.title), total=1.0, note="")
-            self.bar.start()
         if self.shown:
+            if self.stream.isatty() and os.environ.get("TERM") != "dumb":
+                self.bar = _bar(self.title, self.stream)
             self.thread.start()
         return self
 
@@ -91,22 +82,33 @@ class Progress:
                     self.print(f"{self.title}: {100 * fraction:.0f} % · {text}".rstrip(" ·"))
 
 
+def _bar(title: str, stream: Any) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[note]}"))
+    bar = Bar(*columns, console=Console(file=stream), transient=True)
+    bar.add_task(clean(title), total=1.0, note="")
+    bar.start()
+    return bar
+
+
 class Runs:
     """How far a list of runs is, by the steps that active runs write to their progress files.
 
-    Work is counted in seconds, by the pace of finished and active runs of the same algorithm; its speed is
-    that since the first run started, whatever the number of processes and the time between runs.
+    Work is counted in seconds, by the pace of finished runs of the same algorithm, or of all where none has
+    finished; its speed is that since the first run started, whatever the number of processes.
     """
 
     def __init__(self, configs: Sequence[RunConfig], missing: Sequence[RunConfig], store: Store) -> None:
         self.store, self.total = store, len({c.identity for c in configs})
-        self.left = {c.identity: c for c in missing}
-        self.ended: list[RunConfig] = []
+        self.left, self.ended = {c.identity: c for c in missing}, list[RunConfig]()
         self.several = len({c.dataset for c in configs}) > 1
         self.started: float | None = None
-        self.first: dict[str, tuple[float, float]] = {}
-        """When an active run was first seen, and the fraction that was done then."""
-        self.paces: dict[str, list[float]] = {}
+        self.resumed: dict[str, int] = {}
+        """The steps that a run already had when it was first seen."""
+        self.paces = defaultdict[str, list[float]](list)
         """Seconds per step of finished runs, by algorithm."""
         for record in store.found(configs):
             self._learn(record)
@@ -115,7 +117,7 @@ class Runs:
 
     def _learn(self, record: RunRecord) -> None:
         if record.seconds > 0:
-            self.paces.setdefault(record.config.algorithm, []).append(record.seconds / record.config.steps)
+            self.paces[record.config.algorithm].append(record.seconds / record.config.steps)
 
     def add(self, record: RunRecord) -> None:
         """A run has ended."""
@@ -127,38 +129,30 @@ class Runs:
 
     def state(self) -> tuple[float, float | None, str]:
         """The completed fraction, the remaining seconds if they can be estimated, and the active runs."""
-        now, left = time.monotonic(), dict(self.left)
-        fractions = dict[str, float]()
+        now, left, steps = time.monotonic(), dict(self.left), dict[str, int]()
         for path in list(self.store.working.glob("*.progress")):
             if (config := left.get(path.stem)) is not None:
                 with contextlib.suppress(OSError, ValueError):  # it has just ended, or is being written
-                    fractions[path.stem] = min(int(path.read_text()) / config.steps, 1.0)
-        active, steps = dict[str, list[float]](), list[tuple[RunConfig, float]]()
-        for name, fraction in fractions.items():
-            if not fraction and self.store.workplace(left[name]).is_dir():
-                continue  # it is starting, or its checkpoint is being read
-            start, before = self.first.setdefault(name, (now, fraction))
-            steps.append((left[name], (fraction - before) * left[name].steps))
-            if fraction > before and now > start:
-                active.setdefault(left[name].algorithm, []).append((now - start) / steps[-1][1])
-        if self.started is None and steps:
+                    steps[path.stem] = min(int(path.read_text()), config.steps)
+                    self.resumed.setdefault(path.stem, steps[path.stem])
+        if self.started is None and any(steps.values()):
             self.started = now
-        paces = {**active, **self.paces}
-        every = [pace for own in paces.values() for pace in own]
+        means = {algorithm: statistics.fmean(own) for algorithm, own in self.paces.items()}
+        usual = statistics.fmean(means.values()) if means else 1.0
 
-        def work(config: RunConfig, count: float) -> float:
-            own = paces.get(config.algorithm, every)
-            return count * sum(own) / len(own) if own else 0.0
+        def work(config: RunConfig, count: int) -> float:
+            return count * means.get(config.algorithm, usual)
 
-        done = sum(work(c, c.steps) for c in self.ended) + sum(work(c, count) for c, count in steps)
-        remaining = [work(c, c.steps * (1 - fractions.get(name, 0.0))) for name, c in left.items()]
-        seconds = None
-        if done > 0 and self.started is not None and remaining:
-            seconds = max(sum(remaining) * (now - self.started) / done, *remaining, 0.0)
-        count = self.total - len(left)
+        done = sum(work(c, c.steps) for c in self.ended)
+        done += sum(work(left[name], step - self.resumed[name]) for name, step in steps.items())
+        remaining = sum(work(c, c.steps - steps.get(name, 0)) for name, c in left.items())
+        known = done > 0 and self.started is not None
+        seconds = remaining * (now - (self.started or now)) / done if known else None
+        fractions = {name: step / left[name].steps for name, step in steps.items()}
         names = [f"{self.describe(left[n])} {100 * f:.0f} %" for n, f in fractions.items()]
-        note = f"{count}/{self.total} runs: {', '.join(names)}"
-        return (count + sum(fractions.values())) / self.total, seconds, note[:100].rstrip(": ")
+        count = self.total - len(left)
+        note = f"{count}/{self.total} runs: {', '.join(names)}"[:100].rstrip(": ")
+        return (count + sum(fractions.values())) / self.total, seconds, note
 
     def describe(self, config: RunConfig) -> str:
         """A run among others: what they mostly differ in."""

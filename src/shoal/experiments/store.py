@@ -30,7 +30,8 @@ COLUMNS = (
 )
 """Columns that every table of runs has."""
 PREFIXES = {"data_options": "data", "model_options": "model", "optimizer_options": "optimizer"}
-"""Prefixes of columns with options: ``data.seed`` and so on; others are the name of the field."""
+PREFIXES["metric"] = "selects"
+"""Columns of fields of a configuration, where they have other names: ``data.seed`` and so on."""
 SHOWN = 5
 """Unreadable files that a warning names."""
 
@@ -167,7 +168,7 @@ class Store:
         if errors:
             more = f" and {len(errors) - SHOWN:,} more" if len(errors) > SHOWN else ""
             warnings.warn(f"{'; '.join(errors[:SHOWN])}{more}.", stacklevel=3)
-        frame = pandas.DataFrame(list(rows.values()), columns=None if rows else [*COLUMNS])
+        frame = pandas.json_normalize(list(rows.values())).dropna(axis=1, how="all")
         frame = frame.reindex(columns=[*COLUMNS, *sorted(set(frame.columns) - set(COLUMNS))])
         return frame.sort_values(["dataset", "name", "held_out", "seed", "path"], ignore_index=True)
 
@@ -215,27 +216,20 @@ class Store:
 
 def _row(record: RunRecord) -> dict[str, Any]:
     """A record as a row of a table. A run that diverged or failed has no scores."""
-    config, row = record.config, dict[str, Any]()
-    for name, value in config.to_dict().items():
-        if isinstance(value, Mapping):
-            row |= {f"{PREFIXES.get(name, name)}.{key}": content for key, content in value.items()}
-        elif name != "label":
-            row["selects" if name == "metric" else name] = value
-    names = config.held_out
-    if record.history:
-        last = record.history[-1]["scores"]
-        if last:
-            row["metric"], _ = selection_score(last.get("test") or next(iter(last.values())))
+    config, names = record.config, record.config.held_out
+    row = {PREFIXES.get(name, name): value for name, value in config.to_dict().items() if name != "label"}
+    row |= {name: getattr(record, name) for name in ("status", "rule", "seconds")}
+    row |= {"identity": config.identity, "name": config.name, "device": record.environment.get("device")}
+    if record.history and (last := record.history[-1]["scores"]):
+        row["metric"] = selection_score(last.get("test") or next(iter(last.values())))[0]
         row["step"] = record.history[record.selected]["step"]
         test = list(last.get("test", {}).get("domains", ()))
         names = test if names is None and 0 < len(test) <= 3 else names
         if record.status == "finished":
             row |= _scores(record.scores, "") | _scores(last, "_last")
     row["held_out"] = ", ".join(map(str, names)) if isinstance(names, list | tuple) else names
-    row |= {name: getattr(record, name) for name in ("status", "rule", "seconds")}
-    row |= {"identity": config.identity, "name": config.name, "device": record.environment.get("device")}
     row["error"] = record.error or None
-    return {name: value for name, value in row.items() if value is not None}
+    return row
 
 
 def _scores(scores: Mapping[str, Any], ending: str) -> dict[str, float | None]:

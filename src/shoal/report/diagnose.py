@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.report.plots import COLOURS, SPARE, _figure, _plain, _tidy
+from shoal.report.plots import COLOURS, _figure, _plain, _tidy
 from shoal.report.tables import Table, clean, listed
 
 Result = Mapping[str, Any]
@@ -62,47 +62,23 @@ def named(result: Result, what: str) -> list[Mapping[str, Any]]:
 
 def gap_seen(result: Result) -> bool:
     """Whether the interval of the average gap, as it is shown, lies above 0."""
-    scale, _, digits = _scale(result)
     low = (result["average"] or {}).get("low")
-    return low is not None and bool(round(scale * low, digits) > 0)
+    return low is not None and float(_score(result, low)) > 0
 
 
 def to_drop(result: Result) -> list[str]:
     """Columns to try without: those whose relation changes; else, with a gap, the one that differs most."""
     if "relation" in kinds(result) and (found := named(result, "changes")):
-        flipping = [c for c in found if c["flips"]] or found
-        return [str(c["name"]) for c in flipping[:3]]
+        return [str(c["name"]) for c in ([c for c in found if c["flips"]] or found)[:3]]
     if gap_seen(result) and "inputs" in kinds(result):
         return [str(c["name"]) for c in named(result, "differs")[:1]]
     return []
 
 
-def _scale(result: Result) -> tuple[int, str, int]:
-    """What scores are multiplied by, what they are, and their decimals."""
-    return (100, "accuracy %", 1) if result["task"] == "classification" else (1, "R²", 2)
-
-
-def _signed(result: Result, value: float, sign: str = "+") -> str:
-    scale, _, digits = _scale(result)
+def _score(result: Result, value: float, sign: str = "-") -> str:
+    """A score or a gap as text: accuracy in percent, or R²."""
+    scale, digits = (100, 1) if result["task"] == "classification" else (1, 2)
     return f"{round(scale * value, digits) + 0.0:{sign}.{digits}f}"
-
-
-def _how(column: Mapping[str, Any]) -> str:
-    """The domain in which a column differs most, and how."""
-    how = column["how"]
-    part = f"{how['part']} " if how["part"] else "high value " if how["measure"] == "share" else ""
-    forms = {"share": "{:.0%}", "sd": "spread {:.2f} SD", "mean": "mean {:+.2f} SD"}
-    there, elsewhere = (forms[how["measure"]].format(how[side]) for side in ("there", "elsewhere"))
-    return f"{how['domain']}: {part}{there}, elsewhere {elsewhere.split(' ', 1)[-1]}"
-
-
-def _relation_of(column: Mapping[str, Any]) -> str:
-    """Its correlation with the label in the two domains where it is lowest and highest."""
-    each = column["correlations"]
-    low, high = min(each, key=lambda d: each[d]), max(each, key=lambda d: each[d])
-    label = f" with label {column['label']}" if column["label"] else ""
-    what = "flips" if column["flips"] else "changes"
-    return f"{what}: correlation{label} {each[low]:+.2f} in {low}, {each[high]:+.2f} in {high}"
 
 
 # Tables
@@ -120,8 +96,7 @@ def _domains(result: Result) -> Table:
     labels = list(result["domains"][0]["labels"])[:SHOWN]
     found = Table(["domain", *sizes.values(), *([f"label {n} %" for n in labels] if shares else labels)])
     for domain in result["domains"]:
-        values = [domain["labels"][n] for n in labels]
-        cells = [f"{100 * v:.1f}" if shares else f"{v:.4g}" for v in values]
+        cells = [f"{100 * v:.1f}" if shares else f"{v:.4g}" for v in map(domain["labels"].get, labels)]
         found.add(domain["name"], *(f"{domain[n]:,}" for n in sizes), *cells)
     return found
 
@@ -139,21 +114,29 @@ def _tests(result: Result) -> Table:
 def _columns(result: Result) -> Table:
     columns = named(result, "changes") + [c for c in named(result, "differs") if not c["changes"]]
     titles = ["variance between domains %", "p", "most different", "relation to the label", "p "]
+    forms = {"share": "{:.0%}", "sd": "spread {:.2f} SD", "mean": "mean {:+.2f} SD"}
     found = Table(["column", *titles])
     for c in columns[:SHOWN]:
-        relation = _relation_of(c) if c["changes"] else "no change detected"
+        how, relation = c["how"], "no change detected"
+        here, elsewhere = (forms[how["measure"]].format(how[side]) for side in ("here", "elsewhere"))
+        part = f"{how['part']} " if how["part"] else "high value " if how["measure"] == "share" else ""
+        most = f"{how['domain']}: {part}{here}, elsewhere {elsewhere.split(' ', 1)[-1]}"
+        if c["changes"]:  # in the two domains where the correlation is lowest and highest
+            each, label = c["correlations"], f" with label {c['label']}" if c["label"] else ""
+            ends = [f"{each[d]:+.2f} in {d}" for d in (min(each, key=each.get), max(each, key=each.get))]
+            relation = f"{'flips' if c['flips'] else 'changes'}: correlation{label} {', '.join(ends)}"
         numbers = (f"{100 * c['share']:.1f}", f"{c['p']:.3f}")
-        found.add(c["name"], *numbers, _how(c), relation, f"{c['relation_p']:.3f}")
+        found.add(c["name"], *numbers, most, relation, f"{c['relation_p']:.3f}")
     return found
 
 
 def _gaps(result: Result) -> Table:
-    scale, what, digits = _scale(result)
+    what = "accuracy %" if result["task"] == "classification" else "R²"
     found = Table(["domain", f"{what}, in training", "held out", "gap", "95 % interval"])
     for row in [*result["gaps"], *([result["average"]] if result["average"] else [])]:
-        scores = (f"{scale * row[part]:.{digits}f}" for part in ("in_domain", "held_out"))
-        ends = [_signed(result, row[end]) for end in ("low", "high") if row[end] is not None]
-        found.add(row["name"], *scores, _signed(result, row["gap"]), " to ".join(ends) or "–")
+        ends = [_score(result, row[end], "+") for end in ("low", "high") if row[end] is not None]
+        scores = (_score(result, row[part]) for part in ("in_domain", "held_out"))
+        found.add(row["name"], *scores, _score(result, row["gap"], "+"), " to ".join(ends) or "–")
     return found
 
 
@@ -165,8 +148,7 @@ def reading(result: Result, command: str = "shoal compare DATA", without: str = 
 
     ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`.
     """
-    parts = (_of_shifts, _of_gap, _of_gradients)
-    lines = [line for part in parts for line in part(result)]
+    lines = [*_of_shifts(result), _of_gap(result), *_of_gradients(result)]
     lines.append(f"Suggestion: {_advice(result, command)}")
     if (names := to_drop(result)) and len(names) < len(result["columns"]):
         how = f": {without}" if without and result["table"] else ""
@@ -206,33 +188,37 @@ def _of_shifts(result: Result) -> list[str]:
 
 def _span(result: Result, gap: Mapping[str, Any]) -> str:
     points = "points" if result["task"] == "classification" else "of R²"
-    size, *ends = (gap[part] and _signed(result, gap[part], "-") for part in ("gap", "low", "high"))
-    return f"{size} {points}" + (f" (95 % interval {' to '.join(ends)})" if None not in ends else "")
+    ends = [_score(result, gap[end]) for end in ("low", "high") if gap[end] is not None]
+    text = f"{_score(result, gap['gap'])} {points}"
+    return f"{text} (95 % interval {' to '.join(ends)})" if ends else text
 
 
-def _of_gap(result: Result) -> list[str]:
+def _of_gap(result: Result) -> str:
     model, average = result["model"], result["average"]
     if average is None:
-        scale, what, digits = _scale(result)
-        score, constant = (f"{scale * model[part]:.{digits}f}" for part in ("score", "constant"))
+        what = "accuracy %" if result["task"] == "classification" else "R²"
+        numbers = f"{what} {_score(result, model['score'])} against {_score(result, model['constant'])}"
         neither = "neither a linear model nor gradient boosting is better than a constant prediction"
-        return [f"No generalization gap is reported: {neither} ({what} {score} against {constant})."]
+        return f"No generalization gap is reported: {neither} ({numbers})."
     worst = max(result["gaps"], key=lambda g: g["gap"])
     zero = "" if gap_seen(result) else "not significantly different from 0, "
-    return [
+    return (
         f"Generalization gap of {model['name']}: {zero}{_span(result, average)} on average over held-out "
         f"domains; largest in {worst['name']!r}, {_span(result, worst)}."
-    ]
+    )
+
+
+def _conflicts(result: Result) -> list[str]:
+    return [when for when in WHEN if f"gradients {when}" in result["significant"]]
 
 
 def _of_gradients(result: Result) -> list[str]:
     lines = []
-    for when in WHEN:
+    for when in _conflicts(result):
         found = result["gradients"][when]
-        if f"gradients {when}" in result["significant"]:
-            domains = listed([repr(d) for d in found["conflicting"]]) or "no particular domain"
-            mean = f"mean cosine {found['mean']:.2f}"
-            lines.append(f"Gradients {when} agree less than by chance ({mean}), in: {domains}.")
+        domains = listed([repr(d) for d in found["conflicting"]]) or "no particular domain"
+        mean = f"mean cosine {found['mean']:.2f}"
+        lines.append(f"Gradients {when} agree less than by chance ({mean}), in: {domains}.")
     return lines or ["Gradients of the domains agree no less than those of random groups."]
 
 
@@ -257,13 +243,10 @@ def _advice(result: Result, command: str) -> str:
         if average["high"] is not None and average["high"] <= large:
             size = "a negligible generalization gap"
         return f"use ERM, with {size}: {_span(result, average)}. To check: {command}"
-    conflicts = [when for when in WHEN if f"gradients {when}" in result["significant"]]
     how, algorithms = "no gradient conflict was detected", "erm coral vrex groupdro"
-    if conflicts:
-        how, algorithms = (
-            f"gradients conflict {' and '.join(conflicts)}",
-            "erm fish fish:regrouped vrex coral",
-        )
+    if conflicts := _conflicts(result):
+        how = f"gradients conflict {' and '.join(conflicts)}"
+        algorithms = "erm fish fish:regrouped vrex coral"
     relation = (
         " If P(label | inputs) itself changes, no method can predict what it will be in a new domain; look "
         "for the cause, such as a different instrument or label definition."
@@ -279,19 +262,20 @@ def _limits(result: Result) -> list[str]:
     """What was tested, and what it cannot show."""
     settings, small = result["settings"], result["too_small"]
     whole = f" of {result['entities']:,} entities" if result["entities"] is not None else ""
-    names = listed([f"{name} ({size})" for name, size in small.items()])
-    few = f"Too small to test (fewer than {settings['least']} examples): {names}."
-    others = f"{result['not_drawn']:,} more domains were not sampled; another seed samples others."
-    lines = {
+    lines = [
         f"Sampled: {result['examples']:,} of {result['examples_in_all']:,} examples{whole} in "
         f"{len(result['domains'])} domains, from all splits; {settings['permutations']} permutations of the "
         f"domains per test. p-values are corrected for {len(result['tests'])} tests (Holm), so that without "
-        f"any shift, at most {settings['level']:.0%} of diagnoses report one.": True,
-        others: result["not_drawn"],
-        few: small,
-        "Examples that belong to several domains are counted in the smallest.": result["overlapping"],
-    }
-    return [line for line, applies in lines.items() if applies]
+        f"any shift, at most {settings['level']:.0%} of diagnoses report one."
+    ]
+    if result["not_drawn"]:
+        lines.append(f"{result['not_drawn']:,} more domains were not sampled; another seed samples others.")
+    if small:
+        names = listed([f"{name} ({size})" for name, size in small.items()])
+        lines.append(f"Too small to test (fewer than {settings['least']} examples): {names}.")
+    if result["overlapping"]:
+        lines.append("Examples that belong to several domains are counted in the smallest.")
+    return lines
 
 
 def text(result: Result, command: str = "shoal compare DATA", without: str = "", width: int = 100) -> str:
@@ -307,20 +291,19 @@ def text(result: Result, command: str = "shoal compare DATA", without: str = "",
 
 
 def figure(result: Result, title: str = "") -> Any:
-    """Label shares, the classifier's confusion, the generalization gap, and cosines of gradients."""
+    """The classifier's confusion of domains, the generalization gap, and cosines of gradients."""
     names = [_short(d["name"]) for d in result["domains"]]
-    made: Any = _figure(12.5, max(6.8, 3.2 + 0.5 * len(names)))
+    made: Any = _figure(15, max(3.8, 2 + 0.3 * len(names)))
     if title:
         made.suptitle(_plain(clean(title)), fontsize=12)
-    (labels, classifier), (gap, cosines) = made.subplots(2, 2)
-    _label_axes(labels, result, names)
+    classifier, gap, cosines = made.subplots(1, 3)
     chance = f"domain predicted from the inputs (chance {1 / len(names):.0%})"
-    _matrix(classifier, result["confusion"], names, chance, "Blues", "{:.0%}")
+    _draw_matrix(classifier, result["confusion"], names, chance, "Blues", "{:.0%}")
     classifier.set(xlabel="predicted", ylabel="domain")
-    _gap_axes(gap, result)
+    _draw_gaps(gap, result)
     agreement = result["gradients"]["after training"]
     agree = f"gradient cosine similarity after training (mean {agreement['mean']:.2f})"
-    _matrix(cosines, agreement["matrix"], names, agree, "RdBu", "{:.2f}")
+    _draw_matrix(cosines, agreement["matrix"], names, agree, "RdBu", "{:.2f}")
     return made
 
 
@@ -330,48 +313,25 @@ def _short(name: str) -> str:
     return _plain(shown if len(shown) <= 18 else f"{shown[:8]}…{shown[-9:]}")
 
 
-def _label_axes(axes: Any, result: Result, names: Sequence[str]) -> None:
-    import pandas
-
-    labels = pandas.DataFrame([d["labels"] for d in result["domains"]])
-    if result["task"] == "regression":
-        axes.errorbar(labels["mean"], labels.index, xerr=labels["sd"], fmt="o", color=COLOURS["Fish"])
-        title = "labels: mean ± standard deviation"
-    else:
-        colours, title = [*COLOURS.values(), *SPARE], "label proportions (%)"
-        rare = labels.sum().sort_values(ascending=False).index[len(colours) - 1 :]
-        if len(rare) > 1:
-            labels = labels.drop(columns=rare).assign(others=labels[rare].sum(axis=1))
-        labels = (100 * labels).rename(columns=_short)
-        labels.plot.barh(stacked=True, ax=axes, color=colours, width=0.8, edgecolor="white")
-        axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.1))
-        axes.set(xlim=(0, 100))
-    sizes = [f"{name} ({d['size']:,})" for name, d in zip(names, result["domains"], strict=True)]
-    axes.set_yticks(range(len(names)), sizes)
-    axes.set_title(title, fontsize=10)
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _gap_axes(axes: Any, result: Result) -> None:
+def _draw_gaps(axes: Any, result: Result) -> None:
     axes.set_title(f"generalization gap of {result['model']['name']} (95 % intervals)", fontsize=10)
     if not result["average"]:
         axes.axis("off")
         axes.text(0.5, 0.5, "no model predicts better than a constant", ha="center", color="#555555")
         return
-    scale, what, _ = _scale(result)
+    classes = result["task"] == "classification"
+    scale, unit = (100, "points of accuracy") if classes else (1, "R²")
     rows = [*result["gaps"], result["average"]]
     ends = [[scale * abs(r["gap"] - (r[e] or r["gap"])) for r in rows] for e in ("low", "high")]
     gaps, places = [scale * r["gap"] for r in rows], range(len(rows))
     axes.errorbar(gaps, places, xerr=ends, fmt="o", color=COLOURS["Fish"], capsize=3)
     axes.axvline(0, color="#888888", linewidth=0.8, linestyle=":")
     axes.set_yticks(places, [_short(row["name"]) for row in rows])
-    unit = "points of accuracy" if scale == 100 else what
     axes.set(xlabel=f"{unit} lost on a held-out domain", ylim=(len(rows) - 0.5, -0.5))
     _tidy(axes)
 
 
-def _matrix(
+def _draw_matrix(
     axes: Any, values: Sequence[Sequence[float]], names: Sequence[str], title: str, colours: str, form: str
 ) -> None:
     axes.imshow(np.array(values), cmap=colours, vmin=-1 if colours == "RdBu" else 0, vmax=1, aspect="auto")
