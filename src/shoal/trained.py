@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, model_validator
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from shoal.api.result import output_file
 from shoal.data.inputs import Batch, Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError, shown
@@ -34,7 +35,7 @@ from shoal.models.baseline import KINDS, Baseline
 from shoal.models.calling import call
 from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
-from shoal.training.folder import check_files, check_output, files_of
+from shoal.training.folder import check_files, files_of
 from shoal.training.processes import pick_device
 
 if TYPE_CHECKING:
@@ -379,15 +380,10 @@ def as_trained(model: Any, device: Any = None) -> Trained:
     raise InputError(f"must be a run folder or a model from shoal.load, got {shown(model)}.", "model")
 
 
-def output_file(out: str | Path, model: Trained, data: Any = None) -> Path:
-    """The file that a public function is to write, if that overwrites neither its input nor a run."""
-    path = Path(out).expanduser()
+def output_of(model: Trained, out: str | Path, data: Any = None) -> Path:
+    """The file that a public function is to write, if that is neither its input nor a file of the model."""
     inputs = [data] if isinstance(data, str | Path) else []
-    try:
-        check_output(path, [*inputs, *(files_of(model.folder) if model.folder else [])])
-    except InputError as error:
-        raise InputError(str(error), "out") from None
-    return path
+    return output_file(out, [*inputs, *(files_of(model.folder) if model.folder else [])])
 
 
 def find_model(path: Path) -> Path:

@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from shoal.errors import InputError, nearest, shown
-from shoal.files import as_csv, write_atomically
+from shoal.files import replacing
 from shoal.options import Algorithms, DataOptions, Names, as_flags
 from shoal.registry import spelled
 
 if TYPE_CHECKING:
-    from shoal.data.reading import Table
+    from shoal.data.tables import Table
 
 TABLE, IMAGE_FOLDER = "table", "image-folder"
 """The datasets that read a user's own file or folder."""
-OF_TABLE = ("label", "domain", "group", "task", "decimal", "drop", "kinds", "day_first")
+READING = ("encoding", "sheet", "skip_rows")
+OF_TABLE = (
+    *("label", "domain", "group", "task", "drop", "drop_rows", "kinds", "decimal", "day_first"),
+    *READING,
+)
 """Options of a table."""
 
 
@@ -59,7 +63,7 @@ class Source:
         options = self.options
         if self.dataset != TABLE or not {"file", "label", "domain"} <= options.keys() or "columns" in options:
             return None
-        from shoal.data.own import check_table
+        from shoal.data.tables import check_table
 
         drop = options.get("drop")
         names = [n.strip() for n in drop.split(",")] if isinstance(drop, str) else list(drop or ())
@@ -189,8 +193,8 @@ def _in_memory(data: Any, given: dict[str, Any]) -> Table:
 
     Columns that pandas has as categories are categories, whatever they look like.
     """
-    from shoal.data.reading import as_table
     from shoal.data.source import form_of, table_of
+    from shoal.data.tables import as_table
 
     if form_of(data) == "arrays":
         for role in ("label", "domain")[: len(data) - 1]:
@@ -205,14 +209,16 @@ def _in_memory(data: Any, given: dict[str, Any]) -> Table:
 
 
 def _written(table: Table, folder: str | Path | None, home: str) -> Path:
-    """A CSV file of the table, named by its content: the same cells as in a file that a command reads."""
-    rows = zip(*(column.texts() for column in table.values()), strict=True)
-    content = as_csv([list(table), *rows]).encode("utf-8", "backslashreplace")
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    path = (Path(home) / digest if folder is None else Path(folder)) / f"data-{digest}.csv"
+    """A Parquet file of the table, named by its content, from which worker processes read it."""
+    from pandas.util import hash_pandas_object
+
+    rows = hash_pandas_object(table.frame, index=False).to_numpy().tobytes()
+    digest = hashlib.sha256(repr(list(table)).encode() + rows).hexdigest()[:16]
+    path = (Path(home) / digest if folder is None else Path(folder)) / f"data-{digest}.parquet"
     if not path.exists():
         make_folder(path.parent)
-        write_atomically(path, content)
+        with replacing(path) as file:
+            table.frame.to_parquet(file)
     return path
 
 

@@ -26,14 +26,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.batch import leaves, map_nest
 from shoal.data.images import BAD, ENDINGS, ToTensor, Unreadable, need_pillow
-from shoal.data.reading import Rows, Table, ending, rows_of
-from shoal.data.table import HEAD, Preprocessing, Tally
+from shoal.data.tables import Encoder, Table, as_table, ending, is_table
 from shoal.data.text import Encoding, load_tokenizer
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_regular, lines_of, open_text, read_bytes
 
 ROWS = 4096
-"""Of a table that are read at a time, so that a file of any length fits into memory."""
+"""Of a table that are encoded at a time, as words take much memory."""
 TOKENIZER = "tokenizer"
 """The folder beside a trained model with its tokenizer's files."""
 
@@ -176,17 +175,15 @@ def _ready(part: Any, at: int) -> Tensor:
 # Tables
 
 
-def check_columns(rows: Rows, needed: Sequence[str], what: str) -> None:
-    """Refuses a table that lacks a column, with what it may be called there, or that has it twice."""
-    lacking = [name for name in needed if name not in rows.names]
-    if twice := [name for name in needed if rows.names.count(name) > 1]:
-        raise InputError(f"{rows.where} has two columns named {twice[0]!r}; rename one.")
+def check_columns(table: Table, needed: Sequence[str], what: str) -> None:
+    """Refuses a table that lacks a column, with what it may be called there."""
+    lacking = [name for name in needed if name not in table]
     if not lacking:
         return
-    near = difflib.get_close_matches(lacking[0], rows.names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(lacking[0], list(table), n=1, cutoff=0.6)
     hint = f" Is {lacking[0]!r} named {near[0]!r} there?" if near else ""
     some = ", ".join(map(repr, lacking[:5])) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
-    raise InputError(f"{rows.where} lacks {what} {some}.{hint} It has: {_some(rows.names, 20)}.")
+    raise InputError(f"{table.where} lacks {what} {some}.{hint} It has: {_some(list(table), 20)}.")
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:
@@ -201,35 +198,29 @@ class Tables(Reader):
 
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         super().__init__(description, shape, options)
-        self.preprocessing = Preprocessing.from_dict(description)
+        self.encoder = Encoder.from_dict(description)
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
-        rows = rows_of(source)
-        if rows is None:
+        if not is_table(source):
             raise self._refused(source)
-        needed, name = list(self.preprocessing.names), self.options.names
-        check_columns(rows, needed, "what the model needs:")
+        table, needed, name = as_table(source), list(self.encoder.names), self.options.names
+        check_columns(table, needed, "what the model needs:")
         if name is not None:
-            check_columns(rows, [name], "the column")
-        if unused := [column for column in rows.names if column not in (*needed, name)]:
+            check_columns(table, [name], "the column")
+        if unused := [column for column in table if column not in (*needed, name)]:
             self.notes.append(f"{_many(len(unused), 'column')} not used: {_some(unused)}.")
-        wanted = list(dict.fromkeys([*needed, *([name] if name else [])]))
-        start, tally, how = 0, Tally(), self.preprocessing
-        for head in itertools.islice(rows.parts(wanted, HEAD) if rows.separator else (), 1):
-            how = how.written_as(head, rows.separator)
-        for part in rows.parts(wanted, ROWS):
-            x = torch.from_numpy(how.transform(part, tally))
-            names = _named(part, name, start, len(x))
+        unknown = self.encoder.unknown(table).notes()
+        self.doubts += unknown
+        self.notes += unknown
+        for start in range(0, table.rows, ROWS):
+            rows = np.arange(start, min(start + ROWS, table.rows))
+            x = torch.from_numpy(self.encoder.transform(table, rows))
+            names = _named(table, name, rows)
             for at in range(0, len(x), batch_size):
                 yield Batch(names[at : at + batch_size], x[at : at + batch_size])
-            start += len(x)
-        if not start:
-            raise InputError(f"{rows.where} has no rows.")
-        self.doubts += tally.notes()
-        self.notes += tally.notes()
 
     def answers(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        return self.preprocessing.predictions(outputs)
+        return self.encoder.predictions(outputs)
 
 
 def _many(count: int, what: str) -> str:
@@ -273,9 +264,8 @@ class Texts(Reader):
         if isinstance(source, str | Path) and str(source).lower().endswith(".txt"):
             yield from _lines(Path(source), size)
             return
-        rows = rows_of(source)
-        if rows is not None:
-            yield from self._column(rows, size)
+        if is_table(source):
+            yield from self._column(as_table(source), size)
             return
         if isinstance(source, str | Path) or not hasattr(source, "__len__"):
             raise self._refused(source)
@@ -284,19 +274,17 @@ class Texts(Reader):
                 raise InputError(f"text {n + 1} is a {type(text).__name__}; each must be a str.")
         yield from _numbered(iter(source), size)
 
-    def _column(self, rows: Rows, size: int) -> Iterator[tuple[list[str], list[str]]]:
+    def _column(self, table: Table, size: int) -> Iterator[tuple[list[str], list[str]]]:
         column = self.options.column or self.description.get("column")
-        if column is None and len(rows.names) == 1:
-            column = rows.names[0]
+        if column is None and len(table) == 1:
+            column = next(iter(table))
         if column is None:
-            raise InputError(f"specify the text column of {rows.where}, one of: {_some(rows.names, 20)}.")
-        wanted = [column, *([self.options.names] if self.options.names else [])]
-        check_columns(rows, wanted, "the column")
-        start = 0
-        for part in rows.parts(list(dict.fromkeys(wanted)), size):
-            texts = [value or "" for value in part[column].texts()]
-            yield _named(part, self.options.names, start, len(texts)), texts
-            start += len(texts)
+            raise InputError(f"specify the text column of {table.where}, one of: {_some(list(table), 20)}.")
+        check_columns(table, [column, *([self.options.names] if self.options.names else [])], "the column")
+        for start in range(0, table.rows, size):
+            rows = np.arange(start, min(start + size, table.rows))
+            texts = [value or "" for value in table[column].texts(rows)]
+            yield _named(table, self.options.names, rows), texts
 
     def sample(self, count: int, seed: int = 0) -> Any:
         """Words of the tokenizer's own, up to eight a text, with another seed up to sixteen and so on."""
@@ -329,10 +317,10 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _named(part: Table, column: str | None, start: int, count: int) -> list[str]:
+def _named(table: Table, column: str | None, rows: NDArray[Any]) -> list[str]:
     if column is None:
-        return [str(start + n + 1) for n in range(count)]
-    return [value or "" for value in part[column].texts()]
+        return [str(row + 1) for row in rows]
+    return [value or "" for value in table[column].texts(rows)]
 
 
 def _numbered(texts: Iterator[str], size: int) -> Iterator[tuple[list[str], list[str]]]:
