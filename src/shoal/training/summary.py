@@ -118,8 +118,8 @@ def about(
     kind = type(model)
     described, files = dict(data.inputs), dict[str, bytes]()
     if described:
-        kept, files = reader(described, data.input_shape).kept()
-        described = dict(kept)
+        plain_inputs, files = reader(described, data.input_shape).portable()
+        described = dict(plain_inputs)
     config: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
     if recipe is not None and hasattr(config, "to_json_string"):  # an encoder of transformers'
         files["encoder/config.json"] = config.to_json_string().encode()
