@@ -35,7 +35,7 @@ from shoal.models.baseline import KINDS, Baseline
 from shoal.models.calling import call
 from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
-from shoal.training.folder import check_files, files_of
+from shoal.training.folder import check_files
 from shoal.training.processes import pick_device
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ def as_trained(model: Any, device: Any = None) -> Trained:
 def output_of(model: Trained, out: str | Path, data: Any = None) -> Path:
     """The file that a public function is to write, if that is neither its input nor a file of the model."""
     inputs = [data] if isinstance(data, str | Path) else []
-    return output_file(out, [*inputs, *(files_of(model.folder) if model.folder else [])])
+    return output_file(out, inputs)
 
 
 def find_model(path: Path) -> Path:
