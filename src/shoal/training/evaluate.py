@@ -204,7 +204,7 @@ class Evaluator:
         self.ignored = self.terms.ignore_index if self.terms else None
         self.processes = processes or Processes("cpu")
         index, count = self.processes.index, self.processes.count
-        self.plan = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
+        self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
         self.loader = MetaBatchLoader(
             examples,
             self.plan,
@@ -428,7 +428,7 @@ def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Do
     return Domains.from_indices(found)
 
 
-class _InOrder:
+class InOrder:
     """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
 
     seed = 0
