@@ -165,7 +165,7 @@ class Evaluator:
         metrics: metrics to compute besides the default one.
         selects: the metric that selects weights.
         uncounted: groups that are never the worst.
-        watch: called before each batch, in every process equally often; may raise to abandon the evaluation.
+        watch: called before each batch, to show progress.
         enter: applied to inputs on the device.
         label_scale: mean and scale by which the label of a regression was standardized; scores are in its own
             units.
@@ -204,9 +204,7 @@ class Evaluator:
         self.ignored = self.terms.ignore_index if self.terms else None
         self.processes = processes or Processes("cpu")
         index, count = self.processes.index, self.processes.count
-        self.plan = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
-        # The first process has the most batches; the others wait for it in as many calls of ``watch``.
-        self.rounds = sum(-(-len(w[::count]) // batch_size) for w in self.which.values())
+        self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
         self.loader = MetaBatchLoader(
             examples,
             self.plan,
@@ -251,8 +249,6 @@ class Evaluator:
                 for what in wanted:
                     rows[split][what].append(self._part(what, output, batch, domain))
                 done[split] += size
-            for _ in range(self.rounds - len(self.plan.batches)):
-                self.watch(list(self.sets)[-1], 0, 0)
             found = {s: {w: torch.cat(p).cpu().numpy() for w, p in r.items() if p} for s, r in rows.items()}
         return found if count == 1 else self._gathered(found)
 
@@ -432,7 +428,7 @@ def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Do
     return Domains.from_indices(found)
 
 
-class _InOrder:
+class InOrder:
     """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
 
     seed = 0
