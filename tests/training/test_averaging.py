@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, update_bn
@@ -21,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 import shoal
 from references import swad as naive
 from shoal.errors import InputError
-from shoal.training.averaging import EMA, SMA, SWAD, OnlineSMA, applied, refresh_batchnorm
+from shoal.training.averaging import EMA, SMA, SWAD, OnlineSMA, refresh_batchnorm
 from training import finetuning
 
 SHAPES: list[tuple[int, ...]] = [(3, 2), (), (0, 4), (5,)]
@@ -128,8 +123,7 @@ def test_batchnorm_of_the_averaged_network_is_tracked_online() -> None:
             p.data = q.detach().clone()
         second(x)
         if step == 5:
-            state = through_file(average.state_dict())
-            average = OnlineSMA(3)
+            state, average = copy.deepcopy(average.state_dict()), OnlineSMA(3)
             average.load_state_dict(state, params)
         assert average.buffers is not None
         for mine, theirs, own in zip(average.buffers, second.buffers(), model.buffers(), strict=True):
@@ -138,9 +132,6 @@ def test_batchnorm_of_the_averaged_network_is_tracked_online() -> None:
 
 
 # SWAD
-
-
-LOSSES = st.one_of(st.integers(0, 40).map(lambda n: n / 8), st.sampled_from([math.nan, math.inf, -math.inf]))
 
 
 def test_swad_weighs_the_steps_of_a_thousand_trainings_as_the_naive_form_does() -> None:
@@ -196,73 +187,7 @@ def test_the_released_rule_by_hand(losses: list[float], segments: list[int]) -> 
         average.evaluated(9, None)
 
 
-# Saving and resuming
-
-
-def through_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-@given(
-    losses=st.lists(LOSSES, max_size=18),
-    spacing=st.integers(1, 4),
-    cut=st.integers(0, 1000),
-    before_evaluation=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-    make=st.sampled_from([lambda: SMA(3), lambda: EMA(0.9), lambda: OnlineSMA(4), lambda: SWAD(2, 3, 1.3)]),
-)
-@settings(max_examples=60, deadline=None, derandomize=True)
-def test_resumes_to_the_bit_from_a_file(
-    losses: Any, spacing: int, cut: int, before_evaluation: bool, dtype: torch.dtype, make: Any
-) -> None:
-    weights = path(len(losses) * spacing, dtype)
-    straight, average = make(), make()
-    cut %= len(weights) + 1
-    drive(straight, weights, losses, spacing)
-
-    def restarted(old: SMA, now: list[Tensor]) -> SMA:
-        new: SMA = make()
-        new.load_state_dict(through_file(old.state_dict()), now)
-        assert (new.span, new.done) == (old.span, old.done)
-        return new
-
-    for step, now in enumerate(weights, 1):
-        average.update(step, now)
-        if step == cut and before_evaluation:
-            average = restarted(average, now)
-        if step % spacing == 0:
-            average.evaluated(step, losses[step // spacing - 1])
-        if step == cut and not before_evaluation:
-            average = restarted(average, now)
-    assert (average.span, average.done) == (straight.span, straight.done)
-    assert same(average.weights(), straight.weights())
-
-
-# Applying, and BatchNorm
-
-
-class Stop(Exception):
-    pass
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_applied_shows_the_weights_and_puts_back_every_bit(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).to(dtype)
-    params = list(model.parameters())
-    with torch.no_grad():
-        params[0][0, 0], params[0][0, 1], params[1][0] = math.nan, -0.0, math.inf
-    bits = [p.detach().clone().view(torch.uint8) for p in params]
-    weights = [torch.randn(p.shape) for p in params]
-    with contextlib.suppress(Stop), applied(params, weights):
-        assert all(torch.equal(p, w.to(dtype)) for p, w in zip(params, weights, strict=True))
-        with torch.no_grad():
-            params[0].add_(1)  # whatever happens inside
-        raise Stop
-    assert all(torch.equal(p.detach().view(torch.uint8), b) for p, b in zip(params, bits, strict=True))
-    assert all(p.requires_grad and p.is_leaf for p in params)
+# BatchNorm
 
 
 def inputs(count: int = 4) -> list[Tensor]:

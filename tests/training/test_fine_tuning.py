@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, softplus
 from torch.optim import lr_scheduler
 
 import shoal
@@ -119,11 +119,6 @@ def assert_same(one: nn.Module, other: nn.Module, limit: float = 1e-10) -> None:
         assert (a - b).abs().max() <= limit, name
 
 
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-
-
 def groups_of(model: Net, lr: float, head_lr: float | None, decay: float) -> list[dict[str, Any]]:
     rates = {
         model.stem: lr * decay**3,
@@ -223,13 +218,6 @@ class TestL2SP:
         by_hand(algorithm, other, torch.optim.Adam(other.parameters(), 0.05), batches.found, pull=pull)
         assert_same(model, other)
 
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_zero_is_none(self, algorithm: str) -> None:
-        one, other = Net(), Net()
-        fit(algorithm, one)
-        fit(algorithm, other, l2_sp=0.0)
-        assert_equal(one, other)
-
     def test_a_large_weight_keeps_the_model_where_the_warm_start_left_it(self) -> None:
         warm, model = Net(), Net()
         options: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
@@ -240,3 +228,54 @@ class TestL2SP:
         fit("fish", free, steps=20, **options)
         moved = [(m.stem.weight - warm.stem.weight).norm() for m in (model, free)]
         assert moved[0] < 0.3 * moved[1]
+
+
+class TestMIRO:
+    """With the features of the stem and both blocks."""
+
+    @staticmethod
+    def forward(net: Net, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        z = net.stem(x).relu()
+        found = [z]
+        for block in net.blocks:
+            found.append(block(z))
+            z = z + found[-1]
+        return found, net.fc(net.norm(z))
+
+    @pytest.mark.parametrize("accumulate", [1, 3])
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_as_by_hand(self, algorithm: str, accumulate: int) -> None:
+        model, batches = Net(), Batches()
+        other, start = copy.deepcopy(model), copy.deepcopy(model)
+        options: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": 0.05, "accumulate": accumulate}
+        run = fit(algorithm, model, miro=0.3, callbacks=[batches], **options)
+        first = torch.tensor(0.1 - 1e-5, dtype=torch.float64).expm1().log()
+        spreads = [first.repeat(1, 6).requires_grad_() for _ in range(3)]
+
+        def loss(net: Any, x: Tensor, y: Tensor) -> Tensor:
+            (features, output), (pretrained, _) = self.forward(net, x), self.forward(start, x)
+            total = cross_entropy(output, y)
+            for z, z0, b in zip(features, pretrained, spreads, strict=True):
+                variance = softplus(b) + 1e-5
+                total = total + 0.3 * 0.5 * ((z - z0.detach()) ** 2 / variance + variance.log()).mean()
+            return total
+
+        groups = [{"params": list(other.parameters())}, {"params": spreads, "lr": 0.5}]
+        by_hand(algorithm, other, torch.optim.SGD(groups, 0.05), batches.found, loss=loss)
+        assert_same(model, other)
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        assert run.record["config"]["miro"] == 0.3
+
+    def test_of_images_where_features_and_head_are_called_apart(self) -> None:
+        body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 3), nn.AdaptiveAvgPool2d(1))
+        model = FeatureModel(nn.Sequential(body, nn.Flatten()), nn.Linear(6, 2)).double()
+        train = {name: (torch.randn(24, 2, 8, 8).double(), y) for name, (_, y) in TRAIN.items()}
+        run = shoal.fit("coral", model, train, steps=2, batch_size=6, miro=0.3, device="cpu", progress=False)
+        assert [tuple(v.shape) for v in run.algorithm.miro.variances] == [(1, 4, 1, 1), (1, 6, 1, 1)]  # type: ignore[union-attr]
+
+    def test_refused(self) -> None:
+        for algorithm in ("idgm", "iga"):
+            with pytest.raises(InputError, match=r"miro=0.3 cannot be added"):
+                fit(algorithm, Net(), miro=0.3)
+        with pytest.raises(InputError, match=r"miro=0\.3"):
+            fit("erm", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double(), miro=0.3)

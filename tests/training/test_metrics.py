@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
@@ -62,16 +61,6 @@ def test_kappa_is_one_minus_the_cost_over_its_expectation(pair: Any) -> None:
         assert math.isnan(found)
     else:
         assert found == pytest.approx(1 - np.square(p - t).mean() / expected, **TIGHT)
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=60))
-def test_auc_counts_pairs(rows: list[tuple[int, bool]]) -> None:
-    scores, positive = np.array([r[0] for r in rows], float), np.array([r[1] for r in rows])
-    compared = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
-    found = value("AUC", positive.astype(int), output=np.stack([np.zeros(len(scores)), scores], 1))
-    assert math.isnan(found) if not compared else found == pytest.approx(np.mean(compared), **TIGHT)
-    multi = value("AUC", positive[:, None].astype(float), output=scores[:, None])  # one label
-    assert multi == pytest.approx(found, nan_ok=True)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
@@ -166,20 +155,6 @@ def test_groups_against_a_loop(seed: int) -> None:
     assert METRICS["worst-group Pearson r"](regression) == pytest.approx(min(rs.values()))
     errors = [regression.points[i].mean() for i in parts.values()]
     assert METRICS["worst-group mse"](regression) == pytest.approx(max(errors))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_as_wilds_defines_groups(seed: int) -> None:
-    """Its group means are a scatter over one label an example, in float32; empty groups do not count."""
-    draw = np.random.default_rng(seed)
-    label, hits = draw.integers(0, 40, 500) * 2, draw.random(500) < 0.7  # odd groups are empty
-    sums = torch.zeros(80).index_add_(0, torch.tensor(label), torch.tensor(hits).float())
-    counts = torch.bincount(torch.tensor(label), minlength=80)
-    means = (sums / counts.clamp(min=1))[counts > 0]
-    found = Outcome(np.zeros(500), Domains.from_labels(label), hits.astype(float))
-    assert METRICS["worst-group accuracy"](found) == pytest.approx(means.min().item(), abs=1e-6)
-    expected = np.percentile(means.numpy(), 10)
-    assert METRICS["10th-percentile accuracy"](found) == pytest.approx(expected, abs=1e-6)
 
 
 @given(st.permutations(["scored", "low", "unscored"]))

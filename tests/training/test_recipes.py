@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import shoal
-from algorithms.every_algorithm import network as toy_network
 from shoal.algorithms import registry
 from shoal.data import DomainData
 from shoal.errors import InputError
@@ -28,7 +26,6 @@ from shoal.training.averaging import interpolate
 from shoal.training.callbacks import Callback, CallbackError, State
 from shoal.training.options import complete
 from shoal.training.recipes import find_recipe, recipes, with_validation
-from shoal.training.stopping import Diverged
 from training.finetuning import assert_close, batches, data, erm, fish, fit, frozen, network, sgd, union
 
 pytestmark = pytest.mark.filterwarnings("ignore:wise_ft interpolates", "ignore:average='swad", "ignore:swad")
@@ -178,19 +175,6 @@ def test_the_rest_is_frozen_and_its_statistics_move_in_training_mode_only(warm: 
     frozen_before = [n for n, p in run.model.named_parameters() if not p.requires_grad]
     assert frozen_before == ["features.0.bias"]
     assert not torch.equal(run.model.features[0].weight, before["features.0.weight"])  # type: ignore[index]
-
-
-def test_of_a_plain_network_a_regression_and_an_algorithm_with_features() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
-    body = model[0].weight.detach().clone()
-    rates = iter([1e-12, 0.1])  # of the main training, which hardly moves, and of the probe
-    run = fit("coral", model, warm_start="head:4", optimizer=lambda p: torch.optim.SGD(p, next(rates)))
-    torch.testing.assert_close(run.model[0].weight, body, rtol=0, atol=1e-9)  # type: ignore[index]
-    x = torch.randn(20, 4)
-    train = {"a": (x, x[:, 0])}
-    run = shoal.fit("erm", toy_network(None), train, steps=3, warm_start="head", progress=False, device="cpu")
-    assert [p.step for p in run.warm_up] == [1]
 
 
 class Odd(nn.Module):
@@ -394,23 +378,6 @@ def test_stages_record_and_logs(tmp_path: Path) -> None:
     assert "retrain | True" in (tmp_path / "card.md").read_text()
 
 
-def test_a_schedule_is_not_scaled_and_features_of_a_plain_network_are_found() -> None:
-    def schedule(optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
-
-    given = data(turned=True)
-    for algorithm, make in (("erm", network), ("coral", model)):
-        run = fit(algorithm, make(), given, retrain=True, schedule=schedule)
-        assert run.selected.step < 12
-        whole = fit(algorithm, make(), with_validation(given), steps=run.selected.step, schedule=schedule)
-        assert_close(run.model, whole.model)
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in run.model.modules())
-
-
 def test_only_validation_examples_of_training_domains_are_trained_on() -> None:
     found = with_validation(data())
     assert set(found.splits) == {"train", "test"}
@@ -429,22 +396,6 @@ def test_only_validation_examples_of_training_domains_are_trained_on() -> None:
             InputError, match="retrain=True needs validation examples of the training domains"
         ):
             shoal.fit("erm", network(), part, validation=other, **options)
-
-
-def test_a_retraining_that_diverges_says_so() -> None:
-    steps = itertools.count()
-
-    def loss(output: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(output, y) * (math.nan if len(seen) > 12 else 1)
-
-    seen: list[int] = []
-
-    class Count(Callback):
-        def on_step(self, state: State) -> None:
-            seen.append(next(steps))
-
-    with pytest.raises(Diverged, match=r"retraining: the loss .*step 2"):
-        fit("erm", loss=loss, retrain=True, callbacks=[Count()])
 
 
 # Resuming

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -166,9 +166,8 @@ class Selection(Callback):
 
         BatchNorm's statistics are computed anew, but for α = 0 and 1, which have their own.
         """
-        setup, model, alpha = self.setup, self.setup.model, self.setup.options["wise_ft"]
-        point, _ = self.selected
-        chosen = self.final or self.best
+        model, wanted = self.setup.model, self.setup.options["wise_ft"]
+        (point, _), chosen = self.selected, self.final or self.best
         end = chosen[1] if chosen else snapshot(model)
 
         def put(alpha: float) -> None:
@@ -177,25 +176,19 @@ class Selection(Callback):
             if 0 < alpha < 1:
                 self.refresh()
 
-        if alpha == "validation":
-            limit, found = setup.options["eval_limit"], {}
-            evaluator = setup.evaluator_of(["validation"], {"validation": limit} if limit else None)
-            with closing(evaluator.loader):
-                for each in ALPHAS:
-                    put(each)
-                    with setup.progress.phase("evaluating"):
-                        found[each] = evaluator(model)["validation"]
-            alpha = ALPHAS[-1]
-            for each in reversed(ALPHAS):  # of equal ones the largest
-                alpha = each if found[each].better_than(found[alpha]) else alpha
-            values = {f"{a:g}": found[a].selection_score for a in ALPHAS}
+        points: dict[float, Point] = {}
+        for alpha in ALPHAS if wanted == "validation" else (float(wanted or 0),):
+            put(alpha)
+            points[alpha] = point if alpha == 1 else replace(point, scores=self._scores())
+        best = max(points)  # of equal ones the largest
+        for alpha in sorted(points, reverse=True):
+            best = alpha if len(points) > 1 and _better(points[alpha], points[best]) else best
+        if len(points) > 1:
+            values = {f"{a:g}": p.scores["validation"].selection_score for a, p in points.items()}
             self.interpolation["scores"] = {a: v if isfinite(v) else None for a, v in values.items()}
-        assert isinstance(alpha, float)
-        put(alpha)
-        if alpha < 1:
-            point = replace(point, scores=self._scores())
-        self.final = (point, snapshot(model))
-        self.interpolation["alpha"] = alpha
+        put(best)
+        self.final = (points[best], snapshot(model))
+        self.interpolation["alpha"] = best
 
     @property
     def selected(self) -> tuple[Point, str]:
