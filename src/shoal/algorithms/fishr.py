@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs, check_state
-from shoal.algorithms.penalty import FRACTION, STEPS, USUAL_STEPS, BatchNorm, Penalised, Steps
+from shoal.algorithms.penalty import FRACTION, STEPS, USUAL_STEPS, Penalised
 from shoal.data.batch import Task
 from shoal.errors import InputError, shown
 from shoal.models import FeatureModel
@@ -30,8 +30,8 @@ class Fishr(Penalised):
         weight: weight λ of the penalty.
         start: number of steps for which λ is 0, so that the averages converge; a float is a fraction of the
             training.
-        ramp: number of steps over which λ then rises linearly.
         ema: decay κ.
+        **others: other hyperparameters of a penalty: ``ramp`` and ``batch_norm``.
 
     Reference: Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, ICML
     2022.
@@ -51,16 +51,14 @@ class Fishr(Penalised):
         *,
         weight: Annotated[float, Range(0, search=log10(1, 4))] = 1000.0,
         start: Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=START)] = 0.3,
-        ramp: Steps = 0,
         ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
-        batch_norm: BatchNorm = "pooled",
         features: str | None = None,
+        **others: Any,
     ) -> None:
         if features is None and isinstance(model, FeatureModel):
             linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
             features = linear[-1] if linear else "head"
-        weights: dict[str, Any] = {"weight": weight, "start": start, "ramp": ramp}
-        super().__init__(model, loss, task, **weights, batch_norm=batch_norm, features=features)
+        super().__init__(model, loss, task, weight=weight, start=start, features=features, **others)
         last = self.extractor.linear if self.extractor else None
         if last is None:
             raise InputError(

@@ -26,9 +26,7 @@ class GGA(Algorithm):
     the one with the largest minimum is kept; if there is none, θ is kept. An ordinary step follows. In the
     window a step costs about 2 + ``trials`` times as much; with the defaults, a training costs six times ERM.
 
-    The code of the authors perturbs the featurizer (until July 2025, all but the first and the last layers of
-    ResNet-50), starting from the last rejected perturbation, and compares losses with that of the last
-    accepted one. Here every trial is around θ, with all trained parameters.
+    The code of the authors perturbs the featurizer, starting from the last rejected perturbation.
 
     Args:
         start: first step of the window; a float is a fraction of the training. The authors use steps 100 to
@@ -94,7 +92,5 @@ class GGA(Algorithm):
 
     def noise(self, engine: Engine, seed: int) -> Gradient:
         """A perturbation, which is the same for the same seed: none has to be kept."""
-        draw = torch.Generator(engine.params[0].device).manual_seed(seed)
-        return [
-            torch.empty_like(p).uniform_(-self.radius, self.radius, generator=draw) for p in engine.params
-        ]
+        draw, r = torch.Generator(engine.params[0].device).manual_seed(seed), self.radius
+        return [torch.empty_like(p).uniform_(-r, r, generator=draw) for p in engine.params]
