@@ -118,7 +118,7 @@ def about(
     if described:
         from shoal.data.inputs import reader
 
-        known, files = reader(described, data.input_shape).kept()
+        known, files = reader(described, data.input_shape).portable()
         described = dict(known)
     config: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
     if recipe is not None and hasattr(config, "to_json_string"):  # an encoder of transformers'
