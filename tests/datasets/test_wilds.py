@@ -217,7 +217,8 @@ def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pyte
     ("name", "table", "old", "new", "message"),
     [
         ("camelyon17", "metadata.csv", ",tumor,", ",tumour,", "not found: .*'tumor'"),
-        ("camelyon17", "metadata.csv", ",0\n", ",x\n", r"row \d+: split must be one of .0, 1"),
+        ("camelyon17", "metadata.csv", ",0\n", ",x\n", "cannot be read .*float: 'x'"),
+        ("camelyon17", "metadata.csv", ",0\n", ",2\n", r"row \d+: split must be one of .0, 1"),
         ("camelyon17", "metadata.csv", ",0,", ",,", r"row \d+: node must be a number"),
         ("fmow", "rgb_metadata.csv", ",zoo,", ",castle,", "category must be one of .'airport', "),
         ("fmow", "rgb_metadata.csv", "Z\n", "+02:00\n", "timestamp is .* must be a time in UTC"),

@@ -15,6 +15,7 @@ from PIL import Image
 
 import shoal
 from imitations.wilds_text import fake_tokenizer
+from shoal import datasets
 from shoal.errors import InputError
 from shoal.models import FeatureModel, build, options_of
 from shoal.models.clip import NORMALIZATION
@@ -149,7 +150,7 @@ def test_from_zero_shot_to_an_exported_model(folders: dict[str, str], tmp_path: 
     shutil.copytree(folders["clip"], folder)
     pics, name = tmp_path / "pics", f"clip:{folder}"
     options: dict[str, Any] = {"batch_size": 4, "device": "cpu", "progress": False, "steps": 1}
-    data = shoal.datasets.load("image-folder", folder=str(pics), size=32)
+    data = datasets.load("image-folder", folder=str(pics), size=32)
     model = build(name, input_shape=SHAPE, classes=2, seed=0, class_names=["silly", "warm"]).eval()
     x, y = zip(*(data.examples[int(i)] for i in data.splits["test"].examples()), strict=True)
     accuracy = (model(torch.stack(x)).argmax(1) == torch.tensor(y)).double().mean().item()

@@ -211,20 +211,24 @@ def read_columns(path: Path, kinds: Mapping[str, str | Sequence[Any]]) -> pd.Dat
     """
     import pandas as pd
 
-    types: dict[str, Any] = {n: str if kind == "text" else float for n, kind in kinds.items()}
-    types |= {n: pd.CategoricalDtype(kind) for n, kind in kinds.items() if not isinstance(kind, str)}
+    first = {name: kind if isinstance(kind, str) else kind[0] for name, kind in kinds.items()}
+    numbers = {name for name, kind in first.items() if kind in ("whole", "number", "share", 0, 1)}
+    types: Any = {name: float if name in numbers else str for name in kinds}
     try:
         table = pd.read_csv(path, usecols=list(kinds), dtype=types, encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # no CSV, not UTF-8, not there, no such column, no number
         raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error
     for name, kind in kinds.items():
-        if kind in ("text", "share"):
-            table[name] = table[name].fillna("" if kind == "text" else 0)
-        elif (wrong := table[name].isna()).any():
-            right = "a number" if isinstance(kind, str) else f"one of {shown(kind)}"
+        if kind == "text":
+            table[name] = table[name].fillna("")
+            continue
+        values, right = table[name].fillna(0) if kind == "share" else table[name], "a number"
+        if not isinstance(kind, str):
+            places, right = pd.Index(kind).get_indexer(values), f"one of {shown(kind)}"
+            values = pd.Series(places).where(places >= 0)
+        if (wrong := values.isna()).any():
             raise InputError(f"{str(path)!r}, row {wrong.argmax() + 1:,}: {name} must be {right}.")
-        elif kind != "number":
-            table[name] = (table[name] if kind == "whole" else table[name].cat.codes).astype(np.int64)
+        table[name] = values if kind in ("number", "share") else values.astype(np.int64)
     return table
 
 
