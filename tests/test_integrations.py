@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 import shoal
 from shoal.errors import InputError
@@ -87,23 +86,10 @@ def test_coral(page: SimpleNamespace) -> None:
     assert difference(page.coral_model, own(page, "erm", page.network())) > 1e-3
 
 
-def test_group_dro(page: SimpleNamespace) -> None:
-    found = own(page, "groupdro", page.network(), settings={"step_size": 0.01})
-    assert difference(page.dro_model, found) < 1e-6
-    assert page.weights.log_weights.exp().sum().item() == pytest.approx(1)
-
-
 def test_vrex(page: SimpleNamespace) -> None:
     whole = [p.full_tensor() for p in page.vrex_model.parameters()]
     found = own(page, "vrex", page.network(), settings={"weight": 10.0, "start": 0})
     assert max(float((a - b).abs().max()) for a, b in zip(whole, found.parameters(), strict=True)) < 1e-6
-
-
-def test_fishr(page: SimpleNamespace) -> None:
-    settings = {"weight": 100.0, "start": 0}
-    found = own(page, "fishr", Split(page.network()), settings=settings)
-    assert difference(page.fishr_model, found) < 1e-5
-    assert difference(page.fishr_model, own(page, "erm", page.network())) > 1e-3
 
 
 class Logits(nn.Module):
@@ -225,11 +211,6 @@ def test_clipping_in_mixed_precision(page: SimpleNamespace, algorithm: str) -> N
         cut(bare.parameters(), 0.05)
         optimizer.step()
     assert difference(module.network, bare) == 0
-
-
-def test_loader_without_domains_is_refused(page: SimpleNamespace) -> None:
-    with pytest.raises(InputError, match=r"must be a DomainBatchSampler, got a BatchSampler"):
-        page.prepared(DataLoader(page.patients), None)
 
 
 # Both
