@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shoal
-from shoal.data.table import Preprocessing
+from shoal.data.tables import Encoder
 from shoal.errors import InputError
 from shoal.trained import Trained
 from trained_models import image_model, patients, table_model, text_model, write_csv, write_images
@@ -59,7 +59,7 @@ def two_domains() -> dict[str, Any]:
 class TestTables:
     def test_they_are_prepared_as_in_training(self, classifier: Path, table: Path, tmp_path: Path) -> None:
         model = shoal.load(classifier)
-        x = torch.from_numpy(Preprocessing.from_dict(model.inputs).transform(table))
+        x = torch.from_numpy(Encoder.from_dict(model.inputs).transform(table))
         with torch.no_grad():
             wanted = (model(x) / model.temperature).softmax(-1).double().numpy()
         frame = pandas.read_csv(table)
@@ -73,10 +73,10 @@ class TestTables:
 
     def test_in_regression_predictions_have_the_units_of_the_label(self, root: Path, table: Path) -> None:
         model = shoal.load(table_model(root / "stay", "stay"))
-        preprocessing = Preprocessing.from_dict(model.inputs)
+        encoder = Encoder.from_dict(model.inputs)
         with torch.no_grad():
-            scaled = model(torch.from_numpy(preprocessing.transform(table))).numpy()
-        wanted = scaled * preprocessing.label["scale"] + preprocessing.label["mean"]
+            scaled = model(torch.from_numpy(encoder.transform(table))).numpy()
+        wanted = scaled * encoder.label["scale"] + encoder.label["mean"]
         np.testing.assert_allclose(model.predict(table), wanted, rtol=1e-5)
         with pytest.raises(InputError, match="regression model"):
             model.predict_proba(table)
@@ -84,8 +84,8 @@ class TestTables:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("Age,colour\n1,a\n", r"lacks what the model needs: 'age'\. Is 'age' named 'Age' there\?"),
-            ("age,colour\n1,a,3\n", "line 2: 3 values, but the first line names 2"),
+            ("Age,colour\n1,a\n", r"no column 'age' for the model in .*Did you mean 'Age'\?"),
+            ("age,colour\n1,a,3\n", "row 1: 3 values, but the first line names 2"),
             ("age,age,colour\n1,2,a\n", "two columns named 'age'; rename one"),
             ("age,colour\n", "has no rows"),
             ("", "has no rows"),
@@ -144,7 +144,7 @@ def test_text_needs_neither_a_network_nor_the_folder_of_its_encoder(
         )
     np.testing.assert_allclose(model.predict_proba(tmp_path / "t.csv"), wanted, atol=1e-5)
     np.testing.assert_allclose(model.predict_proba(tmp_path / "t.csv", column="words"), wanted, atol=1e-5)
-    with pytest.raises(InputError, match="lacks the column 'word'"):
+    with pytest.raises(InputError, match="no column 'word' for the text"):
         model.predict(tmp_path / "t.csv", column="word")
     with pytest.raises(InputError, match="text 2 is a int"):
         model.predict(["a", 3])

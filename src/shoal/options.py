@@ -75,6 +75,7 @@ Average = Annotated[str, AVERAGE]
 Schedule = Annotated[str, SCHEDULE]
 Draw = Literal["domains", "one-domain", "pooled", "balanced", "regrouped"]
 Kind = Literal["numeric", "boolean", "date", "categorical", "text"]
+DropRows = Literal["missing", "mostly-empty", "outliers", "single"]
 Maker = Callable[..., Any]
 Names = str | int | Sequence[str | int]
 """One name or several, such as those of domains; a domain may be called 3."""
@@ -107,6 +108,15 @@ class DataOptions(TypedDict, total=False):
     """Decimal mark, where it is ambiguous."""
     day_first: Annotated[bool | None, Option(None, "train compare diagnose check")]
     """Whether 3/4/2020 is in April, where it is ambiguous."""
+    drop_rows: Annotated[Sequence[DropRows] | None, Option(None, "train compare diagnose check")]
+    """Rows to ignore: missing (no label or domain), mostly-empty (such as totals), outliers (labels far from
+    all others) or single (domains of one row)."""
+    encoding: Annotated[str | None, Option(None, "train compare diagnose check")]
+    """Encoding of a CSV file, such as cp1252 (default: UTF-8)."""
+    sheet: Annotated[str | int | None, Option(None, "train compare diagnose check")]
+    """Name of the sheet of an Excel file, or its number from 0 (default: the first)."""
+    skip_rows: Annotated[Annotated[int, Range(0)] | None, Option(None, "train compare diagnose check")]
+    """Number of lines, or rows of a sheet, above the names of the columns."""
     bad_images: Annotated[Literal["stop", "skip"] | None, Option(None, "train compare")]
     """Stop at an image that cannot be read, or skip it (default: stop)."""
     data_dir: Annotated[str | Path | None, Option(None, "train compare diagnose")]

@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, model_validator
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from shoal.api.result import output_file
 from shoal.data.inputs import Batch, Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError, shown
@@ -34,7 +35,7 @@ from shoal.models.baseline import KINDS, Baseline
 from shoal.models.calling import call
 from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
-from shoal.training.folder import check_files, check_output, files_of
+from shoal.training.folder import check_files
 from shoal.training.processes import pick_device
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class Trained(nn.Module):
     def _warned(self, *args: Any) -> NDArray[Any]:
         """The outputs, with a warning for each doubt about the input."""
         _, outputs, source_reader = self.run(*args)
-        for note in source_reader.doubts:
+        for note in source_reader.warnings:
             warnings.warn(note, stacklevel=4)
         return outputs
 
@@ -231,7 +232,7 @@ class Trained(nn.Module):
 
     def save(self, folder: str | Path) -> Path:
         """Save the model with its preprocessing, model card and record to a new folder, for :func:`load`."""
-        inputs, files = self.reader().kept()
+        inputs, files = self.reader().portable()
         for name in (ENCODER, CARD) if self.folder else ():
             path = self.folder / name  # type: ignore[operator]
             if path.is_file() and not path.is_symlink():
@@ -263,7 +264,9 @@ class Trained(nn.Module):
             if len(output) != len(batch.names):
                 raise InputError(f"the model gives {len(output)} outputs for {len(batch.names)} examples.")
             # In float64: in the units of the label, float32 could round.
-            known = source_reader.answers(output.astype(np.float64)) if self.about.classes is None else output
+            known = (
+                source_reader.in_units(output.astype(np.float64)) if self.about.classes is None else output
+            )
             yield batch, known
 
     def run(
@@ -379,15 +382,10 @@ def as_trained(model: Any, device: Any = None) -> Trained:
     raise InputError(f"must be a run folder or a model from shoal.load, got {shown(model)}.", "model")
 
 
-def output_file(out: str | Path, model: Trained, data: Any = None) -> Path:
-    """The file that a public function is to write, if that overwrites neither its input nor a run."""
-    path = Path(out).expanduser()
+def output_of(model: Trained, out: str | Path, data: Any = None) -> Path:
+    """The file that a public function is to write, if that is neither its input nor a file of the model."""
     inputs = [data] if isinstance(data, str | Path) else []
-    try:
-        check_output(path, [*inputs, *(files_of(model.folder) if model.folder else [])])
-    except InputError as error:
-        raise InputError(str(error), "out") from None
-    return path
+    return output_file(out, inputs)
 
 
 def find_model(path: Path) -> Path:

@@ -224,7 +224,7 @@ CASES: dict[str, Case] = {
     "sentences": Case(
         [f"the patient of bed {n} feels rather well on day {n * 7 % 31}" for n in range(ROWS)],
         "text",
-        features=256,
+        features=64,
     ),
     "markup": Case(_repeat("<script>alert(1)</script>", "=1+1", "\x1b[31mred"), "categorical", features=3),
     # Nothing

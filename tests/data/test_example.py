@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.data.own import check_table
+from shoal.data.tables import check_table
 from shoal.datasets.cdsprites import SHAPES
 from shoal.datasets.example import HOSPITALS, PER_CLASS, STYLES, write_images, write_table
 from shoal.errors import InputError

@@ -45,7 +45,7 @@ def arrays(domains: int = 3, rows: int = 40) -> tuple[Any, Any, Any]:
 
 def test_data_in_memory_are_written_once() -> None:
     found = shoal.compare(arrays(), **OF_TABLE, **FEW)
-    (file,) = found.folder.glob("data-*.csv")
+    (file,) = found.folder.glob("data-*.parquet")
     assert file.parent.parent == Path("shoal-compare")
     x, y, domains = arrays()
     frame = pandas.DataFrame({**{f"x{n}": x[:, n] for n in range(3)}, "ill": y, "site": domains})
@@ -201,6 +201,8 @@ class TestRefit:
             labels.append((y[here] == "yes").astype(int))
         wanted = fit_temperature(np.concatenate(logits), np.concatenate(labels), prior=1.0)
         assert model.temperature == pytest.approx(wanted, rel=1e-4)
+        page = (found.folder / "report.html").read_text()
+        assert f"Temperature {wanted:.3g}, fitted on 120 examples (held-out domains)" in page
         plain = shoal.compare(arrays(), out="mine", calibrate=False, **{**FEW, "baselines": True})
         assert plain.refit(row="logistic-regression").temperature == 1
 

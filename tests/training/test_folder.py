@@ -1,4 +1,6 @@
-"""A run's folder: what lies in it, and that one process uses it at a time."""
+"""A run's folder: one process uses it at a time, and nothing is written through a link."""
+
+from __future__ import annotations
 
 import errno
 import fcntl
@@ -8,71 +10,87 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import shoal.training.folder as module
 from shoal.errors import InputError
-from shoal.training.checkpoint import Checkpoints
-from shoal.training.folder import RunFolder
+from shoal.training.folder import RunFolder, check_output
+
+WHO = f"in use by process {os.getpid()} on host {socket.gethostname()};"
 
 
 def test_started_and_finished(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    with folder:
-        assert not folder.started
+    folder = RunFolder(tmp_path / "new")
     folder.checkpoints.mkdir()
     assert not folder.started
-    saved = Checkpoints(folder.checkpoints).save(1, {})
-    assert folder.started
-    saved.unlink()
-    assert not folder.started
-    folder.config.touch()
+    (folder.checkpoints / "step-0000000001.pt").touch()
     assert folder.started
     assert not folder.finished
     folder.record.touch()
     assert folder.finished
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file is a file; a run requires a folder"):
         RunFolder(tmp_path / "file")
     with pytest.raises(InputError, match=r"file/a cannot be created or written to \(Not a directory\)"):
         RunFolder(tmp_path / "file" / "a")
 
-    def refuse(**_: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
-    with pytest.raises(InputError, match=r"cannot be created or written to \(Permission denied\)"):
-        RunFolder(tmp_path)
-
 
 def test_locked_within_the_block(tmp_path: Path) -> None:
     ours, other = RunFolder(tmp_path), RunFolder(tmp_path)
-    mine = f"process {os.getpid()} on host {socket.gethostname()};"
-    with ours as entered:
-        assert entered is ours
-        with pytest.raises(InputError, match=f"^{tmp_path} is in use by {mine}"), other:
+    with ours:
+        with pytest.raises(InputError, match=f"^{tmp_path} is {WHO}"), other:
             pass
-        with ours:
-            pass
+        if (child := os.fork()) == 0:  # a forked process does not free it, even if it leaves the block
+            ours.__exit__()
+            os._exit(0)
+        os.waitpid(child, 0)
         with pytest.raises(InputError, match="is in use by"), other:
             pass
-    with other:
-        with pytest.raises(InputError, match="is in use by"), ours:
+    with other, pytest.raises(InputError, match="is in use by"), ours:
+        pass
+
+
+def test_a_killed_process_frees_it_also_if_its_forked_workers_live_on(tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys, time
+        from shoal.training.folder import RunFolder
+        with RunFolder(sys.argv[1]):
+            worker = os.fork()
+            if worker == 0:
+                os.close(1)
+                time.sleep(60)
+                os._exit(0)
+            print(worker, flush=True)
+            time.sleep(60)
+        """
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    try:
+        with pytest.raises(InputError, match=f"in use by process {process.pid} "), RunFolder(tmp_path):
             pass
-    assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        for attempt in range(50):  # as soon as the worker has begun to run
+            try:
+                with RunFolder(tmp_path):
+                    break
+            except InputError:
+                assert attempt < 49
+                time.sleep(0.1)
+        os.kill(worker, 0)
+    finally:
+        os.kill(worker, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["card.md", "metrics.jsonl", ".lock", "checkpoints", "checkpoints/step-1.pt", "stages/train/record.json"],
+    "name", ["card.md", "metrics.jsonl", ".lock", "checkpoints", "stages/train/record.json"]
 )
 def test_links_are_refused_and_what_they_point_to_is_left_alone(tmp_path: Path, name: str) -> None:
     """Those of a stranger's run, whoever resumes it."""
@@ -85,17 +103,14 @@ def test_links_are_refused_and_what_they_point_to_is_left_alone(tmp_path: Path, 
     assert outside.is_dir() or outside.read_text() == "mine"
 
 
-def test_entries_are_replaced_and_half_written_files_removed(tmp_path: Path) -> None:
-    (tmp_path / ".record.json.abcdefgh").touch()
-    outside = tmp_path.parent / f"{tmp_path.name}-outside"
-    outside.write_text("mine")
-    with RunFolder(tmp_path) as folder:
-        assert not (tmp_path / ".record.json.abcdefgh").exists()
-        (tmp_path / "card.md").symlink_to(outside)  # made meanwhile
+def test_entries_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("mine")
+    with RunFolder(tmp_path / "run") as folder:
+        (folder.path / "card.md").symlink_to(tmp_path / "outside")  # made meanwhile
         folder.write("card.md", b"a card")
-    assert (tmp_path / "card.md").read_text() == "a card"
-    assert not (tmp_path / "card.md").is_symlink()
-    assert outside.read_text() == "mine"
+    assert (tmp_path / "run" / "card.md").read_text() == "a card"
+    assert not (tmp_path / "run" / "card.md").is_symlink()
+    assert (tmp_path / "outside").read_text() == "mine"
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,73 +122,11 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pass
 
 
-# Other processes
-
-HOLD = """if True:
-    import os, sys, time
-    from shoal.training.folder import RunFolder
-    with RunFolder(sys.argv[1]):
-        worker = os.fork() if sys.argv[2] == "fork" else None
-        if worker == 0:
-            os.close(1)
-            time.sleep(60)
-            os._exit(0)
-        print(worker, flush=True)
-        time.sleep(60)
-    """
-
-
-@contextmanager
-def holder(folder: Path, how: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Another process in the middle of its block, and the first line that it prints."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, folder, how], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process, process.stdout.readline()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def test_a_killed_holder_frees_it(tmp_path: Path) -> None:
-    """Also if its forked workers live on, as soon as these have begun to run."""
-    with holder(tmp_path, "fork") as (process, line):
-        worker = int(line)
-        try:
-            expected = f"in use by process {process.pid} on host {socket.gethostname()}; wait for it"
-            with pytest.raises(InputError, match=expected), RunFolder(tmp_path):
-                pass
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            os.kill(worker, 0)
-            for attempt in range(50):
-                try:
-                    with RunFolder(tmp_path):
-                        break
-                except InputError:
-                    assert attempt < 49
-                    time.sleep(0.1)
-            os.kill(worker, 0)
-        finally:
-            os.kill(worker, signal.SIGKILL)
-
-
-def test_a_forked_process_does_not_free_it(tmp_path: Path) -> None:
-    """Even if it leaves the block."""
-    code = """if True:
-        import os, sys
-        from shoal.training.folder import RunFolder
-        with RunFolder(sys.argv[1]):
-            child = os.fork()
-            if child:
-                os.waitpid(child, 0)
-                try:
-                    RunFolder(sys.argv[1]).__enter__()
-                except ValueError as error:
-                    print(error)
-        """
-    answer = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
-    )
-    assert "is in use by process" in answer.stdout
+def test_files_of_a_run_are_no_output(tmp_path: Path) -> None:
+    for name in ("config.yaml", "record.json", "predictions/a.csv", "mine.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("record.json", "predictions/a.csv"):
+        with pytest.raises(InputError, match="belongs to the run in"):
+            check_output(tmp_path / name)
+    check_output(tmp_path / "mine.csv")

@@ -35,20 +35,12 @@ def test_all_that_it_takes_to_repeat_a_run_and_nothing_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/home/somebody/bin/shoal", "train", "fish", "--out", "a folder"])
-    settings: dict[str, Any] = {"settings": {"meta_lr": 0.3}, "data_options": {"per_domain": 200}}
-    options: dict[str, Any] = {
-        "steps": 20,
-        "batch_size": 8,
-        "device": "cpu",
-        "eval_every": 10,
-        "progress": False,
-    }
+    options: dict[str, Any] = {"steps": 20, "batch_size": 8, "device": "cpu", "eval_every": 10}
+    options |= {"settings": {"meta_lr": 0.3}, "data_options": {"per_domain": 200}, "progress": False}
     folder = tmp_path / "a folder"
-    shoal.train("fish", "linear", out=folder, clip=1e-05, checkpoint_every=3, **settings, **options)
-    assert {p.name for p in folder.iterdir()} == {
-        *(".lock", "checkpoints", "config.yaml", "metrics.jsonl"),
-        *("model.safetensors", "record.json", "tensorboard", "inputs.json", "card.md"),
-    }
+    shoal.train("fish", "linear", out=folder, clip=1e-05, checkpoint_every=3, **options)
+    files = {"checkpoints", "config.yaml", "metrics.jsonl", "model.safetensors", "record.json", "tensorboard"}
+    assert {p.name for p in folder.iterdir()} == files | {".lock", "inputs.json", "card.md"}
     assert len(list((folder / "checkpoints").iterdir())) == 2
     text = (folder / "config.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
@@ -67,12 +59,11 @@ def test_all_that_it_takes_to_repeat_a_run_and_nothing_of_this_machine(
 
 def test_lines_and_the_selected_model() -> None:
     run = finetuning.fit("fish", steps=100, eval_every=50, warm_start=50, folder="run")
-    logs = []
     for folder, stage, steps in (("run/stages/warm-start", "warm start", (50,)), ("run", "train", (50, 100))):
         found = [json.loads(text) for text in Path(folder, "metrics.jsonl").read_text().splitlines()]
         logs, scored = ([line for line in found if key in line] for key in ("loss", "scores"))
-        assert [(line["phase"], line["step"]) for line in logs] == [(stage, step) for step in steps]
-        assert [(line["phase"], line["step"]) for line in scored] == [(stage, step) for step in steps]
+        for lines in (logs, scored):
+            assert [(line["phase"], line["step"]) for line in lines] == [(stage, step) for step in steps]
         seconds = [line["seconds"] for line in found]
         assert seconds == sorted(seconds)
     for line in logs:
@@ -81,8 +72,9 @@ def test_lines_and_the_selected_model() -> None:
         assert (line["lr"], line["gradient_norm"] > 0) == (finetuning.RATE, True)
     record = json.loads(Path("run/record.json").read_text())
     assert [line["scores"] for line in scored] == [point["scores"] for point in record["history"]]
-    kept = load_file("run/model.safetensors")
-    torch.testing.assert_close(kept, dict(run.model.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        load_file("run/model.safetensors"), dict(run.model.state_dict()), rtol=0, atol=0
+    )
     assert record["history"][record["selected"]]["step"] == run.selected.step
     config = RunRecord.from_dict(record).config
     assert (config.dataset, config.algorithm, config.lr) == ("python", "fish", finetuning.RATE)
@@ -91,8 +83,8 @@ def test_lines_and_the_selected_model() -> None:
 def test_a_resumed_run_keeps_its_config_and_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for config in ({"first": 1e-05, "名": [None, {"a": "no"}]}, {"second": 2}):
         with Journal("run", Processes("cpu")) as journal:
-            journal.begin(config)
-            assert journal.begun() == {"first": 1e-05, "名": [None, {"a": "no"}]}
+            journal.write_config(config)
+            assert journal.read_config() == {"first": 1e-05, "名": [None, {"a": "no"}]}
 
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -106,7 +98,7 @@ def test_a_resumed_run_keeps_its_config_and_a_full_disk_is_named(monkeypatch: py
         patch.setattr("shoal.training.checkpoint.write_atomically", full)
         with pytest.warns(UserWarning, match=r"step 2 could not be .*No space.*the latest is that of 1\. Tr"):
             assert not journal.checkpoint(2, {"step": 2})
-        assert not journal.checkpoint(3, {"step": 3})  # said once
+        assert not journal.checkpoint(3, {"step": 3})  # one warning
         patch.setattr("shoal.files.write_atomically", full)
         with pytest.raises(
             InputError, match=r"run/record\.json .*No space left.*resume with: shoal train again"
@@ -137,6 +129,6 @@ def test_a_card_says_what_the_model_is_and_escapes_what_comes_from_outside() -> 
         *("2 classes in order: yes, &lt;no&gt;", "model=YOUR_MODEL", "Held-out domains: a\\|b, c."),
         *("| … 12 more |", "- q: odd.", "| test | a\\|b | 10 | accuracy | 0.5 |", "| AUC | – |"),
         *("settings | a 1", "Weights of step 1,200", "```\nshoal `x`\n```", "seed 3", "validation is x\\*y"),
-        *("unreliable: a\\|b (10).", "not calibrated"),
+        "unreliable: a\\|b (10).",
     ):
         assert part in text, part

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from shoal.errors import InputError
 from shoal.training.stopping import Interrupted
 
 STEPS = 12
+SETTINGS = {"gga": {"start": 2, "length": 4, "trials": 3}}
 
 
 class Noisy(Dataset[Any]):
@@ -56,16 +55,16 @@ class Stop(shoal.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def train(name: str, folder: Path, **options: Any) -> dict[str, Tensor]:
-    given: dict[str, Any] = {"steps": STEPS, "batch_size": 6, "eval_every": 4, "lr": 0.05} | options
-    held: dict[str, Any] = {"validation": domains(4), "test": domains(5)}
-    quiet: dict[str, Any] = {"device": "cpu", "progress": False, "folder": folder, "resume": True}
+def train(
+    name: str, folder: Path, stop: int = 99, number: int = signal.SIGTERM, **options: Any
+) -> dict[str, Tensor]:
+    """The weights, and the number of lines of the log."""
     model = network()
-    shoal.fit(name, model, domains(1, 2, 3), **held, **quiet, **given)
-    return {
-        **model.state_dict(),
-        "log": torch.tensor(len((folder / "metrics.jsonl").read_text().splitlines())),
-    }
+    given: dict[str, Any] = {"steps": STEPS, "batch_size": 6, "eval_every": 4, "lr": 0.05, "device": "cpu"}
+    given |= {"validation": domains(4), "test": domains(5), "callbacks": [Stop(stop, number)]}
+    shoal.fit(name, model, domains(1, 2, 3), folder=folder, resume=True, progress=False, **given | options)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return {**model.state_dict(), "log": torch.tensor(len(lines))}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -73,18 +72,16 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def interrupted(name: str, folder: Path, at: int, **options: Any) -> dict[str, Tensor]:
-    callbacks = [Stop(at)]
     with pytest.raises(Interrupted, match=f"step {at}"):
-        train(name, folder, callbacks=callbacks, **options)
-    return train(name, folder, callbacks=[Stop(STEPS + 1)], **options)
+        train(name, folder, at, **options)
+    return train(name, folder, **options)
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_every_algorithm(name: str, tmp_path: Path) -> None:
-    settings = {"settings": {"start": 2, "length": 4, "trials": 3}} if name == "gga" else {}
-    whole = train(name, tmp_path / "whole", callbacks=[Stop(STEPS + 1)], **settings)
+    whole = train(name, tmp_path / "whole", settings=SETTINGS.get(name, {}))
     at = 3 + registry.names().index(name) % 8
-    assert same(whole, interrupted(name, tmp_path / "broken", at, **settings))
+    assert same(whole, interrupted(name, tmp_path / "broken", at, settings=SETTINGS.get(name, {})))
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -101,56 +98,36 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_options(options: dict[str, Any], tmp_path: Path) -> None:
-    whole = train("fish", tmp_path / "whole", callbacks=[Stop(STEPS + 1)], **options)
+    whole = train("fish", tmp_path / "whole", **options)
     assert same(whole, interrupted("fish", tmp_path / "broken", 7, **options))
 
 
-KILLED = """
-import sys
-sys.path.insert(0, {here!r})
-import test_resume as t
-from pathlib import Path
-t.train("fish", Path({folder!r}), checkpoint_every=2, callbacks=[t.Stop({at}, 9)])
-"""
+def test_a_damaged_checkpoint_costs_steps_and_no_more(tmp_path: Path) -> None:
+    whole = train("fish", tmp_path / "whole", checkpoint_every=2)
+    with pytest.raises(Interrupted):
+        train("fish", tmp_path / "broken", 9, checkpoint_every=2)
+    newest = tmp_path / "broken" / "checkpoints" / "step-0000000009.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match=newest.name):
+        assert same(whole, train("fish", tmp_path / "broken", checkpoint_every=2))
 
 
 def test_killed_processes(tmp_path: Path) -> None:
     """A kill leaves the newest whole checkpoint; whatever was logged after it is cut."""
-    whole = train("fish", tmp_path / "whole", checkpoint_every=2, callbacks=[Stop(99)])
+    whole = train("fish", tmp_path / "whole", checkpoint_every=2)
     folder = tmp_path / "broken"
     for at in (3, 8):
-        code = KILLED.format(here=str(Path(__file__).parent), folder=str(folder), at=at)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-        assert done.returncode == -9, done.stderr
-    (newest,) = sorted((folder / "checkpoints").iterdir())[-1:]
-    assert "0006" in newest.name
-    assert same(whole, train("fish", folder, checkpoint_every=2, callbacks=[Stop(99)]))
-
-
-def test_a_damaged_checkpoint_costs_steps_and_no_more(tmp_path: Path) -> None:
-    whole = train("fish", tmp_path / "whole", callbacks=[Stop(99)], checkpoint_every=2)
-    with pytest.raises(Interrupted):
-        train("fish", tmp_path / "broken", callbacks=[Stop(9)], checkpoint_every=2)
-    newest = max((tmp_path / "broken" / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    newest.write_bytes(newest.read_bytes()[:1000])
-    with pytest.warns(UserWarning, match=newest.name):
-        found = train("fish", tmp_path / "broken", callbacks=[Stop(99)], checkpoint_every=2)
-    assert same(whole, found)
+        if (child := os.fork()) == 0:
+            train("fish", folder, at, signal.SIGKILL, checkpoint_every=2)
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert max(path.name for path in (folder / "checkpoints").iterdir()) == "step-0000000006.pt"
+    assert same(whole, train("fish", folder, checkpoint_every=2))
 
 
 @pytest.mark.parametrize("changed", [{"lr": 0.1}, {"steps": 20}, {"seed": 1}, {"batch_size": 4}])
 def test_another_training_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train("fish", tmp_path / "run", callbacks=[Stop(5)])
+        train("fish", tmp_path / "run", 5)
     with pytest.raises(InputError, match=next(iter(changed))):
-        train("fish", tmp_path / "run", callbacks=[Stop(99)], **changed)
-
-
-def test_random_numbers_outside_are_left_alone(tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    np.random.seed(5)
-    model, before = network(), torch.get_rng_state()
-    drawn = np.random.get_state()[1].copy()  # type: ignore[union-attr]
-    shoal.fit("fish", model, domains(1, 2), steps=3, batch_size=4, device="cpu", progress=False)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert np.array_equal(np.random.get_state()[1], drawn)  # type: ignore[index]
+        train("fish", tmp_path / "run", **changed)

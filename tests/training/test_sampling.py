@@ -1,6 +1,5 @@
 """Evaluation on a sample: which examples, how they are passed, and what is said of it."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.api.fit import as_domain_data
-from shoal.data import Domains, Task, TensorData
-from shoal.training.evaluate import MOST_DOMAINS, Evaluator, sample
+from shoal.data import Domains
+from shoal.training.evaluate import MOST_DOMAINS, sample
 from shoal.training.examine import examine
 from shoal.training.options import complete
-from shoal.training.setup import ON_CPU, TRAIN_SAMPLE, Setup
+from shoal.training.setup import NUMBERS, TRAIN_SAMPLE, Setup
 
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
@@ -74,9 +73,13 @@ def test_a_million_domains_are_bounded() -> None:
     assert len(sample(Domains.from_sizes({str(n): 2 for n in range(300)}), 100)) == 300
 
 
-def images(dtype: torch.dtype, size: int = 8) -> dict[str, tuple[Tensor, Tensor]]:
-    y = torch.arange(size) % 2
-    return {n: ((torch.rand(size, 3, 64, 64) * 200).to(dtype), y) for n in "ab"}
+def inputs(x: Tensor) -> Any:
+    """Two domains of eight examples."""
+    return as_domain_data({n: (x, torch.arange(8) % 2) for n in "ab"}, None, None)
+
+
+def batch_of(model: nn.Module, data: Any) -> int:
+    return Setup("erm", model, data, complete(steps=1, batch_size=2, device="cpu", progress=False)).eval_batch
 
 
 class Convolved(nn.Module):
@@ -102,60 +105,21 @@ class Tokens(nn.Module):
         return self.head((self.embed(x) @ self.wide).mean(1))
 
 
-def batch_of(model: nn.Module, data: Any) -> int:
-    options = complete(steps=1, batch_size=2, device="cpu", progress=False)
-    return Setup("erm", model, as_domain_data(data, None, None), options).eval_batch
-
-
-class TestBatch:
-    def test_depends_on_the_model_and_not_on_the_type(self) -> None:
-        found = {
-            t: batch_of(Convolved(), images(t))
-            for t in (torch.float32, torch.uint8, torch.int16, torch.bool, torch.float64)
-        }
-        assert set(found.values()) == {ON_CPU // (64 * 62 * 62)}
-
-    def test_of_tokens_and_small_inputs(self) -> None:
-        y = torch.arange(8) % 2
-        ids = {n: (torch.randint(50, (8, 100)), y) for n in "ab"}
-        assert batch_of(Tokens(16), ids) == 1024
-        assert batch_of(Tokens(20_000), ids) == ON_CPU // (100 * 20_000)
-
-    def test_of_inputs_of_different_length(self) -> None:
-        """The first two are short."""
-        long = [(torch.randint(50, (5 if i < 2 else 500,)), i % 2) for i in range(8)]
-        y = torch.arange(8) % 2
-        data = as_domain_data({"a": (torch.zeros(8, 5).long(), y)}, None, None)
-        found = examine(Tokens(2000), data, long, torch.device("cpu"), 2)
-        assert found.numbers == 500 * 2000
-
-    def test_a_large_weight_does_not_count(self) -> None:
-        y = torch.arange(8) % 2
-        data = {n: (torch.randn(8, 2), y) for n in "ab"}
-        assert batch_of(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), data) == 1024
-        wide = nn.Sequential(nn.Linear(2, 5000), nn.Linear(5000, 5000), nn.Linear(5000, 2))
-        assert batch_of(wide, data) == ON_CPU // 5000
-
-    def test_where_it_does_not_fit(self) -> None:
-        class Small(nn.Module):
-            """On a device with room for ten examples."""
-
-            def forward(self, x: Tensor) -> Tensor:
-                if len(x) > 10:
-                    raise torch.OutOfMemoryError("CUDA out of memory.")
-                return x
-
-        x, y = torch.randn(100, 2), torch.arange(100) % 2
-        domains = Domains.from_sizes({"a": 100})
-        evaluator = Evaluator(TensorData(x, y), {"test": domains}, task=Task(1, 2), batch_size=64)
-        with pytest.warns(UserWarning, match="do not fit in memory") as said:
-            found = evaluator(Small())
-        assert len(said) == 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert evaluator(Small()) == found
-        whole = Evaluator(TensorData(x, y), {"test": domains}, task=Task(1, 2))(nn.Identity())
-        assert found == whole
+def test_the_batch_of_an_evaluation_fits_the_largest_tensor_of_the_model() -> None:
+    """Whatever the type of the input; the size of a weight does not count."""
+    most = NUMBERS["cpu"]
+    for dtype in (torch.float32, torch.uint8, torch.bool):
+        pictures = inputs((torch.rand(8, 3, 64, 64) * 200).to(dtype))
+        assert batch_of(Convolved(), pictures) == most // (64 * 62 * 62)
+    tokens = inputs(torch.randint(50, (8, 100)))
+    assert batch_of(Tokens(16), tokens) == 1024
+    assert batch_of(Tokens(20_000), tokens) == most // (100 * 20_000)
+    wide = nn.Sequential(nn.Linear(2, 5000), nn.Linear(5000, 5000), nn.Linear(5000, 2))
+    assert batch_of(wide, inputs(torch.randn(8, 2))) == most // 5000
+    long = [(torch.randint(50, (5 if i < 2 else 500,)), i % 2) for i in range(8)]  # the first two are short
+    short = as_domain_data({"a": (torch.zeros(8, 5).long(), torch.arange(8) % 2)}, None, None)
+    found = examine(Tokens(2000), short, long, torch.device("cpu"), 2)
+    assert found.numbers == 500 * 2000
 
 
 def blobs(count: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -168,45 +132,31 @@ def fit(train: Any, **options: Any) -> shoal.Fit:
     return shoal.fit("erm", nn.Linear(2, 2), train, **base | options)
 
 
-class TestDefaults:
-    def test_training_domains_are_sampled_and_it_is_said(self) -> None:
-        run = fit(blobs(4000), test=blobs(3000))
-        assert run.scores("train").sizes == (TRAIN_SAMPLE // 2,) * 2
-        assert run.scores("train").sampled == (TRAIN_SAMPLE, 8000)
-        assert run.scores("test").sampled is None
-        assert run.scores("test").sizes == (3000, 3000)
+@pytest.mark.parametrize(("limit", "sampled"), [(None, (TRAIN_SAMPLE, 8000)), (7000, (7000, 8000))])
+def test_training_domains_are_sampled_and_scores_say_so(limit: int | None, sampled: tuple[int, int]) -> None:
+    run = fit(blobs(4000), test=blobs(3000), eval_limit=limit, steps=5)
+    assert run.scores("train").sampled == sampled
+    assert run.scores("test").sampled is None
+    assert run.scores("test").sizes == (3000, 3000)
 
-    def test_an_explicit_limit_is_for_all(self) -> None:
-        run = fit(blobs(4000), test=blobs(3000), eval_limit=7000)
-        assert run.scores("train").sampled == (7000, 8000)
-        assert run.scores("test").sampled is None
 
-    @pytest.mark.parametrize(
-        ("steps", "test", "count"),
-        [
-            (100, 160, 10),
-            (100, 161, 5),
-            (100, 410, 4),
-            (100, 461, 2),
-            (100, 961, 1),
-            (3, 961, 1),
-            (3, 9, 3),
-        ],
-    )
-    def test_evaluations_cost_no_more_than_training(self, steps: int, test: int, count: int) -> None:
-        """1,600 examples are trained on; evaluations of 2,000, 40 of them from train, are never too many."""
-        run = fit(blobs(20), test={"t": blobs(test)["a"]}, steps=steps)
-        assert len(run.history) == count
-        assert run.last.step == steps
+@pytest.mark.parametrize(
+    ("steps", "test", "count"),
+    [(100, 160, 10), (100, 161, 5), (100, 461, 2), (100, 961, 1), (3, 961, 1), (3, 9, 3)],
+)
+def test_evaluations_cost_no_more_than_training(steps: int, test: int, count: int) -> None:
+    """1,600 examples are trained on; evaluations of 2,000, 40 of them from train, are never too many."""
+    run = fit(blobs(20), test={"t": blobs(test)["a"]}, steps=steps)
+    assert len(run.history) == count
+    assert run.last.step == steps
 
-    def test_what_was_asked_for_is_done(self) -> None:
-        assert len(fit(blobs(20), test=blobs(2000), eval_every=10).history) == 10
-        assert len(fit(blobs(20), validation=blobs(2000), patience=100).history) == 10
 
-    def test_all_seeds_are_scored_on_the_same(self) -> None:
-        data = as_domain_data(blobs(400), None, None)
-        found = [
-            Setup("erm", nn.Linear(2, 2), data, complete(steps=1, eval_limit=50, seed=s, progress=False))
-            for s in (0, 1)
-        ]
-        assert np.array_equal(*(t.evaluator.which["train"] for t in found))
+def test_evaluations_that_were_asked_for_are_done_and_all_seeds_score_the_same_examples() -> None:
+    assert len(fit(blobs(20), test=blobs(2000), eval_every=10).history) == 10
+    assert len(fit(blobs(20), validation=blobs(2000), patience=100).history) == 10
+    data = as_domain_data(blobs(400), None, None)
+    found = [
+        Setup("erm", nn.Linear(2, 2), data, complete(steps=1, eval_limit=50, seed=s, progress=False))
+        for s in (0, 1)
+    ]
+    assert np.array_equal(*(t.evaluator.which["train"] for t in found))

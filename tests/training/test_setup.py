@@ -1,23 +1,29 @@
 """Models, data, losses and algorithms that do not go together are refused before any step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shoal
 from shoal.algorithms import Algorithm, registry
 from shoal.errors import InputError
 from shoal.models import FeatureModel
+from shoal.training.stopping import Diverged
 
 
-def domain(number: int, examples: int = 24, classes: int = 2) -> tuple[Tensor, Tensor]:
+def domain(number: int, examples: int = 24) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(number)
-    y = torch.arange(examples) % classes
+    y = torch.arange(examples) % 2
     return torch.randn(examples, 3, generator=draw) + y[:, None], y
+
+
+def changed(change: Callable[[Tensor, Tensor], Any]) -> dict[str, Any]:
+    return {name: change(*domain(n)) for n, name in enumerate("ab")}
 
 
 def network(classes: int = 2) -> FeatureModel:
@@ -32,23 +38,79 @@ def fit(algorithm: Any = "erm", model: nn.Module | None = None, **options: Any) 
     return shoal.fit(algorithm, model or network(), data, **base | options)
 
 
-class Dense(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 10)
+SGD = torch.optim.SGD
+NAN = {"test": changed(lambda x, y: (x.index_fill(0, torch.tensor(3), torch.nan), y))}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "one domain": ({"train": {"a": domain(0)}}, "Fish compares domains .*'a'"),
+    "one domain per step": ({"domains_per_step": 1}, "domains_per_step.*1"),
+    "too many domains per step": ({"domains_per_step": 4}, "domains_per_step=4.* 3 "),
+    "more batches per step than domains": (
+        {"algorithm": "groupdro", "draw": "pooled", "domains_per_step": 4},
+        "GroupDRO .*3 domains; domains_per_step=4",
+    ),
+    "features of a layer that is not there": (
+        {"algorithm": "coral", "settings": {"features": "nowhere"}},
+        "features.*'nowhere'",
+    ),
+    "empty domain": (
+        {"train": {"a": domain(0), "none": (torch.empty(0, 3), torch.empty(0).long())}},
+        "'.*none' has no",
+    ),
+    "labels from 1": ({"train": changed(lambda x, y: (x, y + 1))}, "from 1 to 2"),
+    "label too large": (
+        {"classes": 2, "test": changed(lambda x, y: (x, y + 1))},
+        "labels range from 0 to 2.*classes=2",
+    ),
+    "nan": ({"train": NAN["test"]}, "example 3 of domain 'a' .*nan"),
+    "nan in test": (NAN, "example 3 of domain 'a' .*nan"),
+    "learning rate -1": ({"optimizer": lambda p: SGD(p, lr=-1)}, "optimizer.*learning rate.*-1"),
+    "too few outputs": ({"model": network(3), "classes": 2}, r"\(2, 3\).*classes=2"),
+    "one output for classes": ({"model": network(1)}, "one output"),
+    "float64 for float32": ({"train": changed(lambda x, y: (x.double(), y))}, "torch.float64"),
+    "unknown algorithm": ({"algorithm": "fsh"}, "'fsh'. Did you mean 'fish'"),
+    "train is a list": ({"train": [domain(0), domain(1)]}, "train must.*got"),
+    "no domain": ({"train": {}}, "train is empty"),
+    "test is a pair": ({"test": domain(0)}, "test must.*got"),
+    "best of nothing": ({"select": "best"}, "validation"),
+    "patience with nothing": ({"patience": 3}, "patience .*validation"),
+    "optimizer instance": ({"optimizer": SGD(network().parameters(), 0.1)}, "optimizer must"),
+    "optimizer makes none": ({"optimizer": lambda p: None}, "optimizer must .*got NoneType"),
+    "nothing to train": ({"model": network().requires_grad_(False)}, "no parameter that requires a gradient"),
+    "no parameter": ({"model": nn.Flatten()}, "nothing to train|output"),
+    "capture on a CPU": ({"capture": True}, "capture=True .*CUDA"),
+    "no such device": ({"device": "cuda:7"}, "cuda:7"),
+    "no device": ({"device": "gpu"}, "'gpu' is not a device"),
+    "a loss per example": (
+        {"loss": nn.CrossEntropyLoss(reduction="none")},
+        r"must return one number.*shape \(2,\)",
+    ),
+}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).unflatten(1, (2, 5))
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_wrong_input_is_refused_before_any_step(given: dict[str, Any], message: str) -> None:
+    model = given.get("model", network())
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    mode, passes = model.training, []
+    hook = model.register_forward_pre_hook(lambda module, _: passes.append(module.training))
+    with pytest.raises(InputError, match=message) as caught:
+        fit(**{"algorithm": "fish", **given, "model": model})
+    hook.remove()
+    assert str(caught.value).count("\n") <= 1
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not any(passes)  # no pass in training mode
+    assert model.training is mode
 
 
-@pytest.mark.parametrize("loss", [None, lambda o, y: o.mean()])
-def test_an_output_for_each_position_needs_labels_for_each(loss: Any) -> None:
-    x, y = domain(0)
-    data = shoal.data.DomainData(
-        shoal.data.TensorData(x, y), {"train": shoal.data.Domains.from_sizes({"a": len(x)})}, 2, (3,), ""
-    )
-    with pytest.raises(InputError, match=r"output has shape \(2, 2, 5\)"):
-        shoal.fit("erm", Dense(), data, steps=1, loss=loss, progress=False)
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Any) -> None:
+    train = changed(lambda x, y: (x, x[:, :1]))
+    with pytest.raises(
+        Diverged, match=r"fish: the (loss|gradient).* became (inf|nan) at step .*learning"
+    ) as stop:
+        fit("fish", nn.Linear(3, 1), train=train, steps=200, eval_every=1, optimizer=lambda p: SGD(p, 3.0))
+    steps = [point.step for point in stop.value.history]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) > 1
 
 
 class Pair(nn.Linear):
@@ -57,113 +119,128 @@ class Pair(nn.Linear):
 
 
 def test_outputs_that_cannot_be_scored_are_not() -> None:
-    train = {n: (x, x[:, 0]) for n, (x, _) in {"a": domain(0), "b": domain(1)}.items()}
     given: list[dict[str, Any]] = [
-        {"model": Pair(3, 2), "classes": 2, "loss": lambda o, y: nn.functional.cross_entropy(o[0], y)},
-        {"model": nn.Linear(3, 3), "train": train, "loss": lambda o, y: o.mean()},
+        {"model": Pair(3, 2), "classes": 2, "loss": lambda o, y: F.cross_entropy(o[0], y)},
+        {
+            "model": nn.Linear(3, 3),
+            "train": changed(lambda x, y: (x, x[:, 0])),
+            "loss": lambda o, y: o.mean(),
+        },
     ]
     for options in given:
         with pytest.warns(UserWarning, match="nothing is evaluated"):
             assert not fit(**options).last.scores
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "lr", "found"),
-    [
-        (torch.optim.SGD, 0.5, 0.5),
-        (torch.optim.Adagrad, None, 0.01),
-        ("adamw", None, 1e-3),
-        ("sgd", 0.25, 0.25),
-    ],
-)
+def test_a_model_that_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(function: Any) -> Any:
+            def compiled(*args: Any) -> Any:
+                raise RuntimeError("no compiler\nis here")
+
+            return compiled
+
+        patch.setattr(torch, "compile", fail)
+        found = fit("fish", compile=True).model
+    assert "cannot be compiled (RuntimeError: no compiler)" in caplog.text
+    torch.testing.assert_close(found.state_dict(), fit("fish").model.state_dict(), rtol=0, atol=0)
+
+
+OPTIMIZERS: list[tuple[Any, float | None, float]] = [
+    *((SGD, 0.5, 0.5), (torch.optim.Adagrad, None, 0.01), ("adamw", None, 1e-3), ("sgd", 0.25, 0.25))
+]
+
+
+@pytest.mark.parametrize(("optimizer", "lr", "found"), OPTIMIZERS)
 def test_the_learning_rate(optimizer: Any, lr: float | None, found: float) -> None:
     assert fit(optimizer=optimizer, lr=lr).record["config"]["lr"] == found
 
 
-WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0]))
-NO_MEANS = {
-    "weight": WEIGHTED,
+def test_channels_last_is_the_layout_while_it_trains_and_changes_nothing() -> None:
+    layouts: list[bool] = []
+
+    class Layout(shoal.Callback):
+        def on_step(self, state: Any) -> None:
+            weight = state.model[0].weight
+            layouts.append(weight.is_contiguous(memory_format=torch.channels_last))
+
+    def trained(**options: Any) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+        train = {
+            n: (torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1)), domain(0, 8)[1])
+            for n in "ab"
+        }
+        return fit("fish", model, train=train, **options).model
+
+    plain = trained()
+    last: Any = trained(memory_format="channels-last", callbacks=[Layout()])
+    assert layouts == [True, True]
+    assert last[0].weight.is_contiguous()
+    torch.testing.assert_close(plain.state_dict(), last.state_dict())
+
+
+NO_MEANS: dict[str, Any] = {
+    "weight": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0])),
     "ignore_index": nn.CrossEntropyLoss(ignore_index=1),
     "sum": nn.CrossEntropyLoss(reduction="sum"),
-    "of the batch": lambda o, y: nn.functional.cross_entropy(o, y) + o.std(),
+    "of the batch": lambda o, y: F.cross_entropy(o, y) + o.std(),
 }
 
 
-class TestLoss:
-    @pytest.mark.parametrize("kind", NO_MEANS)
-    def test_that_is_no_mean_of_examples(self, kind: str) -> None:
-        loss: Any = NO_MEANS[kind]
-        known = kind in ("weight", "ignore_index")  # what pieces are divided by is known
-        with pytest.raises(InputError, match="accumulate=2 needs a loss that is the mean of its examples'"):
-            fit("mixup" if known else "erm", loss=loss, accumulate=2)
-        with pytest.raises(InputError, match="Fishr needs a loss that is the mean"):
-            fit("fishr", loss=loss)
-        fit(loss=loss)
+@pytest.mark.parametrize("kind", NO_MEANS)
+def test_a_loss_that_is_no_mean_of_examples(kind: str) -> None:
+    loss = NO_MEANS[kind]
+    known = kind in ("weight", "ignore_index")  # what pieces are divided by is known
+    with pytest.raises(InputError, match="accumulate=2 needs a loss that is the mean of its examples'"):
+        fit("mixup" if known else "erm", loss=loss, accumulate=2)
+    with pytest.raises(InputError, match="Fishr needs a loss that is the mean"):
+        fit("fishr", loss=loss)
+    fit(loss=loss)
 
-    def test_that_is_not_a_number(self) -> None:
-        with pytest.raises(InputError, match=r"must return one number.*shape \(2,\)"):
-            fit(loss=nn.CrossEntropyLoss(reduction="none"))
 
-    def test_regression(self) -> None:
-        train = {n: (x, x[:, :1] * 2) for n, (x, _) in {"a": domain(0), "b": domain(1)}.items()}
-        fit(model=nn.Linear(3, 1), train=train, loss=nn.HuberLoss(), accumulate=2)
-        with pytest.raises(InputError, match="mean of its examples'"):
-            fit(model=nn.Linear(3, 1), train=train, loss=nn.HuberLoss(reduction="sum"), accumulate=2)
-
-    def test_pieces_give_the_same_where_it_is_allowed(self) -> None:
-        whole, pieces = (fit(loss=nn.CrossEntropyLoss(), accumulate=k).model for k in (1, 2))
-        torch.testing.assert_close(whole.state_dict(), pieces.state_dict())
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), NO_MEANS["weight"]], ids=["plain", "weighted"])
+def test_pieces_give_the_same_where_they_are_allowed(loss: Any) -> None:
+    whole, pieces = (fit(loss=loss, accumulate=k).model for k in (1, 2))
+    torch.testing.assert_close(whole.state_dict(), pieces.state_dict())
+    with pytest.raises(InputError, match=r"accumulate=2 .* that of VREx is not"):
+        fit("vrex", loss=loss, accumulate=2)
 
 
 class WithoutLosses(Algorithm):
-    def objective(self, views: Sequence[Any]) -> Any:
-        return self.losses(views).mean(), {}
+    def objective(self, out: Any, step: Any) -> Any:
+        return self.losses(out).mean(), {}
 
 
 class NoPair(Algorithm):
-    def objective(self, views: Sequence[Any]) -> Any:
-        return self.losses(views).mean()
+    def objective(self, out: Any, step: Any) -> Any:
+        return self.losses(out).mean()
 
 
 class NoLog(Algorithm):
-    def step(self, batches: Any, engine: Any) -> Any:
-        super().step(batches, engine)
+    def step(self, batch: Any, engine: Any, step: Any) -> Any:
+        super().step(batch, engine, step)
 
 
 class FewGradients(Algorithm):
-    def gradient(self, batches: Any, engine: Any) -> Any:
-        found, log = super().gradient(batches, engine)
+    def gradient(self, batch: Any, engine: Any, step: Any) -> Any:
+        found, log = super().gradient(batch, engine, step)
         return found[:-1], log
 
 
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (WithoutLosses, "WithoutLosses must log 'losses', a tensor with one number per batch"),
-        (NoPair, r"NoPair.objective must return a pair"),
+        (WithoutLosses, "WithoutLosses must log 'losses', a tensor with one number per domain"),
+        (NoPair, "objective must return a pair"),
         (NoLog, "NoLog must log 'losses'"),
         (FewGradients, "3 gradients for 4 parameters"),
     ],
 )
-def test_an_algorithm_of_ones_own_that_is_none(algorithm: type[Algorithm], message: str) -> None:
+def test_an_algorithm_that_returns_something_else(algorithm: type[Algorithm], message: str) -> None:
     with pytest.raises(InputError, match=message):
         fit(algorithm)
-
-
-class TestLazy:
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
-
-    def test_resumes(self, tmp_path: Any) -> None:
-        whole = fit(model=self.model(), steps=6)
-
-        def stop(step: int, note: str) -> None:
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            fit(model=self.model(), steps=6, folder=tmp_path, checkpoint_every=1, progress=stop)
-        resumed = fit(model=self.model(), steps=6, folder=tmp_path, resume=True, checkpoint_every=1)
-        torch.testing.assert_close(whole.model.state_dict(), resumed.model.state_dict(), rtol=0, atol=0)
 
 
 class NoDoubles(TorchDispatchMode):
@@ -182,28 +259,3 @@ def test_a_device_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Tensor, "double", lambda self: self)  # which is called on copies on the CPU only
     with NoDoubles():
         fit(name, steps=2, test={"t": domain(5)})
-
-
-class TestCollapse:
-    @pytest.mark.parametrize("every", [20, 100])
-    def test_is_said_once(self, every: int) -> None:
-        """With statistics of BatchNorm that are far behind the weights."""
-        at = torch.arange(60)
-        data = {n: (10 + domain(k, 60)[0], torch.where(at < 40, 0, 1)) for k, n in enumerate("ab")}
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8, momentum=1e-9), nn.Linear(8, 2))
-        with pytest.warns(
-            UserWarning, match=r"always guessing .* gives 66.7%.*learning rate \(0.1\)"
-        ) as said:
-            fit(model=model, train=data, steps=100, lr=0.1, eval_every=every)
-        assert len(said) == 1
-
-    @pytest.mark.parametrize("name", ["erm", "groupdro", "irm", "reweighted"])
-    def test_is_not_said_of_healthy_trainings(self, name: str) -> None:
-        """Rare classes, small learning rates and noise; a warning would be an error here."""
-        x, y = domain(0, 500)
-        rare = (x, (torch.arange(500) % 20 == 0).long())
-        noise = (torch.randn(500, 3), y)
-        for data in ({"a": rare, "b": rare}, {"a": noise, "b": noise}, {"a": domain(0), "b": domain(1)}):
-            for lr in (1e-2, 1e-4):
-                fit(name, train=data, steps=60, lr=lr)

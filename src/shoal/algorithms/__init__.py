@@ -29,11 +29,8 @@ from shoal.registry import ALGORITHMS as registry
 from shoal.registry import spelled
 from shoal.settings import check, checked, settings, shown
 
-GIVEN = ("model", "loss", "task")
-"""What every algorithm is made from, beside its settings."""
 REFERENCE = re.compile(
-    r"(?P<file>.+\.py)(:(?P<cls>\w+))?(@(?P<digest>[0-9a-f]{16}))?"
-    r"|(?P<module>\w+(\.\w+)+):(?P<name>\w+)(@(?P<version>[0-9a-f]{16}))?"
+    r"((?P<file>.+\.py)(:(?P<cls>\w+))?|(?P<module>\w+(\.\w+)+):(?P<name>\w+))(@(?P<digest>[0-9a-f]{16}))?"
 )
 """``my_algorithm.py``, ``my_algorithm.py:MyClass`` or ``package.module:MyClass``, then the file's digest."""
 
@@ -55,23 +52,30 @@ def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
         return name
     if not isinstance(name, str):
         raise InputError(f"algorithm must be a name or a subclass of Algorithm, got {shown(name)}.")
-    if parts := REFERENCE.fullmatch(name):
-        return _referenced(name, parts)
-    module = registry.module(name)
-    package = registry.package_of(name)
-    whose = f"algorithm {name!r} of the package {package}: " if package else ""
-    return _defined_in(module, whose)
+    if (parts := REFERENCE.fullmatch(name)) is None:
+        package = registry.package_of(name)
+        whose = f"algorithm {name!r} of the package {package}: " if package else ""
+        return _defined_in(registry.module(name), whose)
+    if parts["file"]:
+        digest = _digest(parts["file"])
+        module = _loaded_file(Path(parts["file"]), digest)
+    else:
+        try:
+            module = importlib.import_module(parts["module"])
+        except ImportError as error:
+            raise InputError(f"algorithm {name!r} cannot be imported: {error}.") from error
+        digest = _digest(module.__file__)
+    if parts["digest"] not in (None, digest):
+        place = parts["file"] or parts["module"]
+        raise InputError(f"{place!r} has changed since the run was planned; repeat the command.")
+    return _defined_in(module, name=parts["cls"] or parts["name"])
 
 
 def _defined_in(module: Any, whose: str = "", name: str | None = None) -> type[Algorithm]:
-    """The class ``name`` of a module, or the last algorithm that it defines."""
-    if inspect.isclass(module) and issubclass(module, Algorithm):
-        return module
-    found = [
-        c
-        for c in (vars(module).values() if inspect.ismodule(module) else ())
-        if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == module.__name__
-    ]
+    """The class ``name`` of a module, or the last algorithm that it defines; a class is itself."""
+    every = list(vars(module).values()) if inspect.ismodule(module) else [module]
+    place = getattr(module, "__module__", None) or getattr(module, "__name__", None)
+    found = [c for c in every if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == place]
     if name is not None:
         check_names("algorithm", [name], [c.__name__ for c in found])
         found = [c for c in found if c.__name__ == name]
@@ -81,25 +85,6 @@ def _defined_in(module: Any, whose: str = "", name: str | None = None) -> type[A
             f"{whose}{what} is not, and does not define, a subclass of shoal.algorithms.Algorithm."
         )
     return found[-1]
-
-
-def _referenced(name: str, parts: re.Match[str]) -> type[Algorithm]:
-    """The class in a file or an importable module, which must have the digest of the reference."""
-    if parts["file"]:
-        cls, expected = parts["cls"], parts["digest"]
-        digest = _digest(parts["file"])
-        module = _loaded_file(Path(parts["file"]), digest)
-    else:
-        cls, expected = parts["name"], parts["version"]
-        try:
-            module = importlib.import_module(parts["module"])
-        except ImportError as error:
-            raise InputError(f"algorithm {name!r} cannot be imported: {error}.") from error
-        digest = _digest(module.__file__)
-    if expected not in (None, digest):
-        place = parts["file"] or parts["module"]
-        raise InputError(f"{place!r} has changed since the run was planned; repeat the command.")
-    return _defined_in(module, name=cls)
 
 
 def _digest(path: str | None) -> str:
@@ -141,20 +126,16 @@ def reference(algorithm: str | type[Algorithm]) -> str:
     if isinstance(algorithm, str) and parts is None:
         return algorithm
     cls = algorithm_class(algorithm)
-    if parts is not None:
-        place: str = parts["file"] or parts["module"]
-    elif cls.__module__.startswith(f"{__name__}."):
+    if parts is None and cls.__module__.startswith(f"{__name__}."):
         return spelled(cls.__module__.rpartition(".")[2])
-    else:
-        place = _place(cls)
+    place = (parts["file"] or parts["module"]) if parts else _place(cls)
     file = place if place.endswith(".py") else inspect.getsourcefile(cls)
     return f"{place}:{cls.__name__}@{_digest(file)}"
 
 
 def _place(cls: type[Algorithm]) -> str:
     """The file or module of a class."""
-    module = sys.modules.get(cls.__module__)
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if cls.__module__ == "__main__" or file is None or "." in cls.__qualname__:
         raise InputError(
             f"{cls.__qualname__} is defined in a notebook, in a script that is being run or in a function, "
@@ -168,14 +149,7 @@ def _place(cls: type[Algorithm]) -> str:
 
 
 def split_draw(name: str) -> tuple[str, str | None]:
-    """Split ``fish:regrouped`` into the algorithm and how its batches are sampled.
-
-    Args:
-        name: algorithm, with or without a way of sampling.
-
-    Raises:
-        InputError: there is no such way of sampling.
-    """
+    """Split ``fish:regrouped`` into the algorithm and how its batches are sampled, if that is given."""
     algorithm, _, draw = name.rpartition(":")
     if not algorithm or (draw not in get_args(Draw) and REFERENCE.fullmatch(name)):
         return name, None
@@ -184,11 +158,7 @@ def split_draw(name: str) -> tuple[str, str | None]:
 
 
 def display_name(name: str) -> str:
-    """Return the name of an algorithm in tables: the name of the class for one from a file.
-
-    Args:
-        name: algorithm, with or without a way of sampling.
-    """
+    """Return the name of an algorithm in tables: the name of the class for one from a file."""
     algorithm, draw = split_draw(name)
     if parts := REFERENCE.fullmatch(algorithm):
         algorithm = parts["cls"] or parts["name"] or Path(parts["file"]).stem
@@ -204,7 +174,7 @@ def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
     Returns:
         Default value of each hyperparameter, including inherited ones.
     """
-    other = GIVEN if algorithm.needs_features else (*GIVEN, "features")
+    other = {"model", "loss", "task"} | (set() if algorithm.needs_features else {"features"})
     return {name: s.default for name, s in settings(algorithm).items() if name not in other}
 
 
@@ -230,40 +200,24 @@ def build(
     """
     cls = algorithm_class(algorithm)
     settings = check_settings(cls, settings)
-    check_fit(cls, task)
+    if task.kind not in cls.tasks:
+        known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
+        raise InputError(f"{cls.__name__} supports {known}, and this task is {task.kind}.")
     return cls(model, loss, task, **settings)
 
 
 def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check hyperparameters of an algorithm.
+    """Return hyperparameters of an algorithm, checked and converted to their types.
 
     Args:
         cls: subclass of :class:`Algorithm`.
         given: hyperparameters.
-
-    Returns:
-        The hyperparameters, converted to their types.
 
     Raises:
         InputError: a hyperparameter is unknown or has an invalid value.
     """
     check_names(f"setting of {cls.__name__}:", given, settings_of(cls))
     return check(cls, given, cls.__name__)
-
-
-def check_fit(cls: type[Algorithm], task: Task) -> None:
-    """Check that an algorithm supports a task.
-
-    Args:
-        cls: subclass of :class:`Algorithm`.
-        task: the task.
-
-    Raises:
-        InputError: the algorithm does not support the task.
-    """
-    if task.kind not in cls.tasks:
-        known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
-        raise InputError(f"{cls.__name__} supports {known}, and this task is {task.kind}.")
 
 
 def __getattr__(name: str) -> type[Algorithm]:
@@ -274,13 +228,4 @@ def __getattr__(name: str) -> type[Algorithm]:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = [
-    "Algorithm",
-    "Loss",
-    "algorithm_class",
-    "build",
-    "check_fit",
-    "check_settings",
-    "registry",
-    "settings_of",
-]
+__all__ = ["Algorithm", "Loss", "algorithm_class", "build", "check_settings", "registry", "settings_of"]

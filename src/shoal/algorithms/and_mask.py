@@ -12,6 +12,8 @@ from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import and_mask
 from shoal.settings import Range, uniform
 
+Threshold = Annotated[float, Range(0, 1, search=uniform(0.5, 1.0))]
+
 
 class ANDMask(Algorithm):
     """Average the gradients of the domains and set components to zero where they disagree in sign.
@@ -29,14 +31,7 @@ class ANDMask(Algorithm):
     reference = "Parascandolo et al. 2021"
     min_domains = 2
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1.0))] = 1.0,
-    ) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, tau: Threshold = 1.0) -> None:
         super().__init__(model, loss, task)
         self.tau = tau
 

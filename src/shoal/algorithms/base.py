@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
 from shoal.options import Draw as Draw
 from shoal.settings import checked
+from shoal.tensors import map_nest
 
 if TYPE_CHECKING:
     from shoal.penalties import Blocks
@@ -27,8 +28,6 @@ Log = dict[str, Tensor]
 Gradient = list[Tensor]
 Step = int | Tensor
 """The number of a step, counted from 0; while a CUDA graph is made of it, a tensor on the device."""
-LARGEST_STATE = 2 * 2**30
-"""Bytes that an algorithm may keep for all domains together."""
 
 
 class Outputs(NamedTuple):
@@ -68,8 +67,7 @@ class Outputs(NamedTuple):
         if len(self.batch.sizes) == 1:
             return [self]
         whole = MetaBatch((self.output, self.features), self.y, self.y, self.batch.sizes)
-        parts = zip(whole.split(), self.batch.split(), strict=True)
-        return [Outputs(part.x[0], part.x[1], batch) for part, batch in parts]
+        return [Outputs(o.x[0], o.x[1], b) for o, b in zip(whole.split(), self.batch.split(), strict=True)]
 
 
 Objective = Callable[[Outputs], tuple[Tensor, Log]]
@@ -176,6 +174,8 @@ class Algorithm(nn.Module):
             self.extractor = FeatureExtractor(model, features)
             self.extractor.close()
 
+    # The three seams, from the smallest on
+
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         """The loss to minimise, and a log with ``losses``, the mean loss of each block (S,)."""
         losses = self.losses(out)
@@ -193,10 +193,10 @@ class Algorithm(nn.Module):
         engine.apply(gradient)
         return log
 
+    # What they use
+
     def losses(self, out: Outputs) -> Tensor:
         """The mean loss of each block, (S,), with sample weights where there are any."""
-        if len(out.batch.sizes) == 1:
-            return self.mean_loss(out).reshape(1)
         return torch.stack([self.mean_loss(part) for part in out.split()])
 
     def mean_loss(self, out: Outputs) -> Tensor:
@@ -222,6 +222,8 @@ class Algorithm(nn.Module):
         """The mean loss of a batch, from a forward pass of its own."""
         return self.mean_loss(engine.forward(batch))
 
+    # What the trainer calls before and around the steps
+
     def prepare(self, optimizer: Optimizer, lr: float) -> None:
         """Called before the first step, with the optimizer and its learning rate."""
 
@@ -246,11 +248,9 @@ class Algorithm(nn.Module):
     @contextmanager
     def recording(self) -> Iterator[None]:
         """While it trains, what records the model's features is attached to the model."""
-        if self.extractor is None:
-            yield
-            return
-        self.extractor.attach()
-        with self.extractor:
+        with self.extractor or nullcontext():
+            if self.extractor is not None:
+                self.extractor.attach()
             yield
 
 
@@ -262,25 +262,14 @@ def trained_parameters(algorithm: Algorithm, auxiliary: Mapping[str, Optimizer])
 
 def check_state(algorithm: str, domains: int, numbers: int, what: str) -> None:
     """Refuses to keep ``numbers`` numbers for each of the domains where they would fill the memory."""
-    if (size := 4 * domains * numbers) > LARGEST_STATE:
+    if (size := 4 * domains * numbers) > 2 * 2**30:
         raise InputError(
-            f"{algorithm} keeps {what} for each of {domains:,} domains: {numbers:,} numbers each, "
-            f"{size / 2**30:.1f} GiB in all. Merge domains, or use an algorithm that keeps nothing per "
-            "domain."
+            f"{algorithm} keeps {what} for each of {domains:,} domains, {size / 2**30:.1f} GiB in all. Merge "
+            "domains, or use an algorithm that keeps nothing per domain."
         )
 
 
 def full_precision(output: Any) -> Any:
-    """Half-precision tensors of a nest as float32; everything else as it is.
-
-    Not by torch's pytree, to which a subclass of dict, such as an output of transformers, may be a leaf.
-    """
-    if isinstance(output, Tensor):
-        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
-    if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(full_precision(part) for part in output))
-    if isinstance(output, (list, tuple)):
-        return type(output)(full_precision(part) for part in output)
-    if isinstance(output, dict):
-        return type(output)({name: full_precision(part) for name, part in output.items()})
-    return output
+    """Half-precision tensors of a nest as float32; everything else as it is."""
+    half = (torch.bfloat16, torch.float16)
+    return map_nest(lambda v: v.float() if isinstance(v, Tensor) and v.dtype in half else v, output)

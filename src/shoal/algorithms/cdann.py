@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from shoal.algorithms.base import Outputs
 from shoal.algorithms.dann import DANN
 
 
@@ -22,3 +25,8 @@ class CDANN(DANN):
     tasks = frozenset({"classification", "ordinal"})
     sample_weights = False  # the discriminator is conditioned on every label
     conditional = True
+
+    def discriminator_loss(self, out: Outputs, features: Tensor, penalty: float) -> Tensor:
+        share = len(out.y.unique()) / (out.y.max() + 1).to(features.dtype) if self.alternates else 1.0
+        loss = self.discriminator.loss(features, out.blocks, out.y, gradient_penalty=penalty / share)
+        return share * loss

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -21,7 +20,7 @@ from shoal.algorithms.base import (
     Step,
     check_state,
 )
-from shoal.algorithms.penalty import BatchNorm, Schedule, Steps, weighted
+from shoal.algorithms.penalty import BatchNorm, Schedule, Steps
 from shoal.data.batch import MetaBatch, Task
 from shoal.errors import InputError
 from shoal.gradients import gradient
@@ -88,21 +87,19 @@ class DANN(Algorithm):
         features: str | None = None,
     ) -> None:
         super().__init__(model, loss, task, features=features)
-        self.per_domain = batch_norm == "per-domain"
+        self.per_domain, self.alternates = batch_norm == "per-domain", form == "domainbed"
         self.weight = Schedule(weight, start, ramp, steps=task.steps)
-        self.alternates = form == "domainbed"
-        self.discriminator_steps, self.gradient_penalty = discriminator_steps, gradient_penalty
-        betas = (beta1, 0.9)
-        self.adam = {"lr": discriminator_lr, "weight_decay": discriminator_weight_decay, "betas": betas}
+        self.rounds, self.gradient_penalty = discriminator_steps, gradient_penalty
+        self.adam: Any = {"lr": discriminator_lr, "weight_decay": discriminator_weight_decay}
+        self.adam["betas"] = beta1, 0.9
         if task.features is None:
             raise InputError(f"{type(self).__name__} requires the number of features: Task(…, features=…).")
         last = width if depth > 1 else task.features
         check_state(type(self).__name__, task.domains, last, "an output of the discriminator")
         classes = task.classes if self.conditional else None
-        example = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         self.discriminator = DomainDiscriminator(
             task.features, task.domains, width=width, depth=depth, dropout=dropout, classes=classes
-        ).to(example.dtype)
+        ).to(next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32))
 
     @classmethod
     def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
@@ -110,11 +107,10 @@ class DANN(Algorithm):
         return DomainBed({**settings, "form": "domainbed"}, {"betas": [settings["beta1"], 0.9]})
 
     def auxiliary_optimizers(self) -> dict[str, Optimizer]:
-        adam: dict[str, Any] = self.adam
-        return {"discriminator": torch.optim.Adam(self.discriminator.parameters(), **adam)}
+        return {"discriminator": torch.optim.Adam(self.discriminator.parameters(), **self.adam)}
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
-        if self.alternates and (int(step) + 1) % (1 + self.discriminator_steps) != self.discriminator_steps:
+        if self.alternates and (int(step) + 1) % (1 + self.rounds) != self.rounds:
             with torch.no_grad():
                 out = engine.gather(engine.forward(batch))
             loss = self.train_discriminator(engine, out)
@@ -122,12 +118,12 @@ class DANN(Algorithm):
         return super().step(batch, engine, step)
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        return engine.gradient(batch, partial(self.train_both, engine, step))
+        def both(out: Outputs) -> tuple[Tensor, Log]:
+            for _ in range(0 if self.alternates else self.rounds):
+                self.train_discriminator(engine, out)
+            return self.objective(out, step)
 
-    def train_both(self, engine: Engine, step: Step, out: Outputs) -> tuple[Tensor, Log]:
-        for _ in range(0 if self.alternates else self.discriminator_steps):
-            self.train_discriminator(engine, out)
-        return self.objective(out, step)
+        return engine.gradient(batch, both)
 
     def train_discriminator(self, engine: Engine, out: Outputs) -> Tensor:
         """One step of the discriminator; its loss before."""
@@ -139,14 +135,8 @@ class DANN(Algorithm):
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses = self.losses(out)
         loss = self.discriminator_loss(out, out.features, self.gradient_penalty if self.alternates else 0.0)
-        total = losses.mean() - weighted(self.weight(step), loss)
+        total = losses.mean() - self.weight.times(loss, step)
         return total, {"losses": losses.detach(), "discriminator": loss.detach()}
 
     def discriminator_loss(self, out: Outputs, features: Tensor, penalty: float) -> Tensor:
-        y = out.y if self.conditional else None
-        if y is None or not self.alternates:
-            return self.discriminator.loss(features, out.blocks, y, gradient_penalty=penalty)
-        # DomainBed divides by the largest label in the batch plus one, not by the number of classes in it.
-        share = len(y.unique()) / (y.max() + 1).to(features.dtype)
-        loss = self.discriminator.loss(features, out.blocks, y, gradient_penalty=penalty / share)
-        return share * loss
+        return self.discriminator.loss(features, out.blocks, gradient_penalty=penalty)

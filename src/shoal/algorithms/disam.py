@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Outputs, Step
+from shoal.algorithms.base import Engine, Gradient, Log, Loss, Outputs, Step
+from shoal.algorithms.sam import SAM, Radius
 from shoal.data.batch import MetaBatch, Task
-from shoal.gradients import inner_product, moved
 from shoal.settings import Range, log10
 
+Weight = Annotated[float, Range(0, search=log10(-2, 0))]
 
-class DISAM(Algorithm):
+
+class DISAM(SAM):
     """Use the gradient of the mean loss at θ + ρ v/‖v‖, where v also lowers the variance of domain losses.
 
         v = ∇( mean_i L_i − λ Var_i L_i ),   Var_i L_i = mean_i (L_i − mean_j L_j)²
@@ -27,21 +28,15 @@ class DISAM(Algorithm):
     Reference: Zhang et al., Domain-Inspired Sharpness-Aware Minimization Under Domain Shifts, ICLR 2024.
     """
 
-    family = "flat minima"
     reference = "Zhang et al. 2024"
+    draw = "domains"
     min_domains = 2
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        rho: Annotated[float, Range(0, search=log10(-2, 0))] = 0.05,
-        weight: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1,
+        self, model: nn.Module, loss: Loss, task: Task, *, rho: Radius = 0.05, weight: Weight = 0.1
     ) -> None:
-        super().__init__(model, loss, task)
-        self.rho, self.weight = rho, weight
+        super().__init__(model, loss, task, rho=rho)
+        self.weight = weight
 
     def perturbation_loss(self, out: Outputs) -> tuple[Tensor, Log]:
         losses = self.losses(out)
@@ -50,8 +45,5 @@ class DISAM(Algorithm):
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         direction, log = engine.gradient(batch, self.perturbation_loss)
-        length = inner_product(direction, direction).sqrt()
-        by = torch.where(length == 0, 0.0, self.rho / torch.where(length == 0, 1.0, length))
-        with moved(engine.params, direction, by):
-            perturbed, _ = engine.mean_gradient(batch)
-        return perturbed, log
+        with self.perturbed(engine, direction):
+            return engine.mean_gradient(batch)[0], log

@@ -54,9 +54,7 @@ class EQRM(Algorithm):
         batch_norm: BatchNorm = "pooled",
     ) -> None:
         super().__init__(model, loss, task)
-        self.per_domain = batch_norm == "per-domain"
-        self.quantile = quantile
-        self.quantile_lr = quantile_lr
+        self.per_domain, self.quantile, self.quantile_lr = batch_norm == "per-domain", quantile, quantile_lr
         self.started = Schedule(1.0, start, steps=task.steps)
         self.ratio = 1.0
         """The learning rate after the start over that before."""
@@ -67,16 +65,12 @@ class EQRM(Algorithm):
         return DomainBed({**settings, "quantile_lr": settings["quantile_lr"] or 1e-6})
 
     def prepare(self, optimizer: Optimizer, lr: float) -> None:
-        if self.quantile_lr is not None:
-            self.ratio = self.quantile_lr / lr
+        self.ratio = (self.quantile_lr or lr) / lr
 
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses = self.losses(out)
         quantile = quantile_risk(losses, Blocks([1] * len(losses)), self.quantile)
-        started = self.started(step)
-        if isinstance(started, Tensor):
-            started = started.to(losses.dtype)
-        total = torch.lerp(losses.mean(), quantile, started)
+        total = losses.mean() + self.started.times(quantile - losses.mean(), step)
         return total, {"losses": losses.detach(), "quantile": quantile.detach()}
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
@@ -85,8 +79,7 @@ class EQRM(Algorithm):
             return super().step(batch, engine, step)
         before = [p.detach().clone() for p in engine.params]
         log = super().step(batch, engine, step)
-        share = 1 + (self.ratio - 1) * self.started(step)
         with torch.no_grad():
             for p, old in zip(engine.params, before, strict=True):
-                p.copy_(torch.lerp(old, p, share.to(p.dtype) if isinstance(share, Tensor) else share))
+                p.add_(self.started.times((self.ratio - 1) * (p - old), step))
         return log

@@ -50,12 +50,13 @@ class Fish(Algorithm):
         buffers: Literal["keep", "interpolate"] = "keep",
     ) -> None:
         super().__init__(model, loss, task)
-        self.meta_lr, self.buffers_mode = meta_lr, buffers
-        named = {"carry": 0, "reset": 1}
-        self.reset_every = named[inner_state] if isinstance(inner_state, str) else inner_state
+        self.meta_lr, self.interpolates_buffers = meta_lr, buffers == "interpolate"
+        self.reset_every = inner_state if isinstance(inner_state, int) else int(inner_state == "reset")
 
     def prepare(self, optimizer: Optimizer, lr: float) -> None:
-        if self.reset_every > 1 and not _starts_at_zero(optimizer):
+        known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+        starts_at_zero = known and not any(group.get("dampening") for group in optimizer.param_groups)
+        if self.reset_every > 1 and not starts_at_zero:
             raise InputError(
                 f"inner_state={self.reset_every} requires Adam, AdamW or SGD without dampening, got "
                 f"{type(optimizer).__name__}; inner_state='carry' and 'reset' support any optimizer."
@@ -63,7 +64,7 @@ class Fish(Algorithm):
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
         state = list(engine.params)
-        if self.buffers_mode == "interpolate":
+        if self.interpolates_buffers:
             state += [b for b in self.model.buffers() if b.is_floating_point()]
         start = [tensor.detach().clone() for tensor in state]
         self.reset(engine.optimizer, step)
@@ -87,14 +88,7 @@ class Fish(Algorithm):
         if self.reset_every == 1:
             optimizer.state.clear()
         elif self.reset_every:  # by a factor, which a CUDA graph can have: 0 in these steps, otherwise 1
-            kept = step % self.reset_every != 0
-            for moments in optimizer.state.values():
-                for moment in moments.values():
-                    if isinstance(moment, Tensor):
-                        moment.mul_(kept)
-
-
-def _starts_at_zero(optimizer: Optimizer) -> bool:
-    """Whether moments of zero are what the optimizer begins with."""
-    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-    return known and not any(group.get("dampening") for group in optimizer.param_groups)
+            factor = step % self.reset_every != 0
+            for moment in (m for moments in optimizer.state.values() for m in moments.values()):
+                if isinstance(moment, Tensor):
+                    moment.mul_(factor)

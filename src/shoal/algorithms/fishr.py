@@ -16,7 +16,7 @@ from shoal.penalties import FishrVariances, fishr
 from shoal.settings import Range, log10, uniform
 
 START = uniform(0, USUAL_STEPS)._replace(of=USUAL_STEPS)
-RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
+CLOSED_FORM = "Fishr's closed form needs"
 
 
 class Fishr(Penalised):
@@ -57,18 +57,18 @@ class Fishr(Penalised):
         features: str | None = None,
     ) -> None:
         if features is None and isinstance(model, FeatureModel):
-            features = _linear(model.head)
+            linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+            features = linear[-1] if linear else "head"
         weights: dict[str, Any] = {"weight": weight, "start": start, "ramp": ramp}
         super().__init__(model, loss, task, **weights, batch_norm=batch_norm, features=features)
-        assert self.extractor is not None
-        last = self.extractor.linear
+        last = self.extractor.linear if self.extractor else None
         if last is None:
             raise InputError(
-                "Fishr's closed form needs the last linear layer of the model: features='layer.name' must "
-                f"name one, got {shown(features)}. shoal.fit finds it."
+                f"{CLOSED_FORM} the last linear layer of the model: features='layer.name' must name one, got "
+                f"{shown(features)}. shoal.fit finds it."
             )
         bias = last.bias is not None
-        numbers = last.weight.numel() + last.out_features * bias
+        numbers = last.out_features * (last.in_features + bias)
         check_state("Fishr", task.domains, numbers, "the variance of every gradient of the last layer")
         self.variances = FishrVariances(
             task.domains,
@@ -85,28 +85,14 @@ class Fishr(Penalised):
         layer, last, width = self.extractor.layer, self.extractor.linear, self.extractor.width
         if not self.extractor.is_output:
             raise InputError(
-                f"Fishr's closed form needs a model whose output is that of a linear layer, and layer "
-                f"{layer!r} is followed by something else, or its output is not one tensor."
+                f"{CLOSED_FORM} a model whose output is that of a linear layer, and layer {layer!r} is "
+                "followed by something else, or its output is not one tensor."
             )
         if last is not None and width is not None and width != last.in_features:
             raise InputError(
-                f"Fishr's closed form needs a last layer that is applied once to each example, and layer "
-                f"{layer!r} is applied to {width // last.in_features} positions."
+                f"{CLOSED_FORM} a last layer that is applied once to each example, and layer {layer!r} is "
+                f"applied to {width // last.in_features} positions."
             )
 
     def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
         return fishr(out.logits, out.features, out.y, out.blocks, loss=self.loss, variances=self.variances)
-
-
-def _linear(head: nn.Module) -> str:
-    """The name in a FeatureModel of the one linear layer of its head."""
-    parts = list(head) if isinstance(head, nn.Sequential) else [head]
-    places = [i for i, part in enumerate(parts) if isinstance(part, nn.Linear)]
-    before, after = parts[: places[0]] if places else [], parts[places[0] + 1 :] if places else []
-    passing = all(isinstance(part, (*RESHAPING, nn.Dropout)) for part in before)
-    if len(places) != 1 or not passing or not all(isinstance(part, RESHAPING) for part in after):
-        raise InputError(
-            f"Fishr's closed form needs a head that is one linear layer; this one is {type(head).__name__} "
-            f"with {len(places)} of them. Put what comes before the last layer into the features."
-        )
-    return f"head.{places[0]}" if isinstance(head, nn.Sequential) else "head"

@@ -14,6 +14,8 @@ from shoal.penalties import Blocks, GroupWeights, group_dro
 from shoal.settings import Range, log10
 from shoal.tensors import widest
 
+StepSize = Annotated[float, Range(0, search=log10(-3, -1))]
+
 
 class GroupDRO(Algorithm):
     """Minimise Σ_d q_d L_d, with more weight on domains with a high loss: q_d ∝ exp(η Σ L_d) over steps.
@@ -39,7 +41,7 @@ class GroupDRO(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        step_size: Annotated[float, Range(0, search=log10(-3, -1))] = 0.01,
+        step_size: StepSize = 0.01,
         batch_norm: BatchNorm = "pooled",
     ) -> None:
         super().__init__(model, loss, task)

@@ -68,9 +68,8 @@ class HessianAlignment(Algorithm):
 
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses, logits, sizes = self.losses(out), out.logits, out.batch.sizes
-        features = out.features.flatten(1)
-        if self.bias:
-            features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
+        z = out.features.flatten(1)
+        z = torch.cat([z, torch.ones_like(z[:, :1])], 1) if self.bias else z
         (slope,) = torch.autograd.grad(losses.sum(), logits, create_graph=True)  # each of its domain's loss
 
         def curvature(direction: Tensor) -> Tensor:
@@ -81,17 +80,17 @@ class HessianAlignment(Algorithm):
 
         def product(directions: Tensor) -> Tensor:
             """H_i v_i for a direction v_i (S, K, d) of every domain."""
-            pairs = zip(features.split(sizes), directions, strict=True)
-            return _outer(curvature(torch.cat([f @ v.T for f, v in pairs])), features, sizes)
+            pairs = zip(z.split(sizes), directions, strict=True)
+            return _outer(curvature(torch.cat([f @ v.T for f, v in pairs])), z, sizes)
 
-        gradients = _outer(slope.reshape(len(logits), -1), features, sizes)
+        gradients = _outer(slope.reshape(len(logits), -1), z, sizes)
         mean = gradients.mean(0, keepdim=True)
         if self.form == "hgp":
             each, common = product(gradients), product(mean.expand_as(gradients)).mean(0)
         else:
-            units = torch.eye(gradients.shape[1]).to(features)
+            units = torch.eye(gradients.shape[1]).to(z)
             columns = [curvature(u.expand(len(logits), -1))[:, k] for k, u in enumerate(units)]
-            each = _outer(torch.stack(columns, 1), features**2, sizes)
+            each = _outer(torch.stack(columns, 1), z**2, sizes)
             common = each.mean(0)
         hessians = (each - common.detach()).pow(2).sum() / len(each)
         slopes = (gradients - mean.detach()).pow(2).sum() / len(each)

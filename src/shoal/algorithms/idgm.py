@@ -64,5 +64,4 @@ class IDGM(Algorithm):
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         losses = [partial(self.block_loss, engine, block) for block in batch.split()]
         found = self.matching(losses, engine.params, average=engine.average)
-        total = found.gradient(-self.gamma(step), self.trust)
-        return total, {"losses": found.losses, "gip": found.value}
+        return found.gradient(-self.gamma(step), self.trust), {"losses": found.losses, "gip": found.value}

@@ -54,5 +54,4 @@ class IGA(Algorithm):
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         losses = [partial(self.block_loss, engine, block) for block in batch.split()]
         found = self.matching(losses, engine.params, average=engine.average)
-        total = found.gradient(self.weight(step))
-        return total, {"losses": found.losses, "penalty": found.value}
+        return found.gradient(self.weight(step)), {"losses": found.losses, "penalty": found.value}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs
-from shoal.algorithms.penalty import BatchNorm, LateSteps, Penalised, Steps
+from shoal.algorithms.penalty import LargeWeight, LateSteps, Penalised
 from shoal.data.batch import Task
 from shoal.penalties import irm
-from shoal.settings import Range, log10
 
 
 class IRM(Penalised):
@@ -22,6 +21,11 @@ class IRM(Penalised):
     and the odd examples, so it may be negative: :func:`shoal.penalties.irm`. The penalty is
     also zero for outputs of zero: a large weight requires a ``start`` after the loss has decreased. Until
     ``start`` the weight is at most 1.
+
+    Args:
+        weight: weight λ of the penalty.
+        start: number of steps before it; a float is a fraction of the training.
+        **others: other hyperparameters of a penalty, such as ``batch_norm``.
 
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """
@@ -37,12 +41,11 @@ class IRM(Penalised):
         loss: Loss,
         task: Task,
         *,
-        weight: Annotated[float, Range(0, search=log10(-1, 5))] = 100.0,
+        weight: LargeWeight = 100.0,
         start: LateSteps = 0.1,
-        ramp: Steps = 0,
-        batch_norm: BatchNorm = "pooled",
+        **others: Any,
     ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, batch_norm=batch_norm)
+        super().__init__(model, loss, task, weight=weight, start=start, **others)
 
     def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
         return irm(out.logits, out.y, out.blocks, loss=self.loss)

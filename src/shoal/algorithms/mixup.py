@@ -79,17 +79,15 @@ class Mixup(Algorithm):
     def forward_mixed(self, engine: Engine, shares: Tensor, batch: MetaBatch) -> Outputs:
         """One output per pair, with the other targets in the place of features."""
         model: Any = self.model
-        features, head = None, None
-        if self.where == "features" and isinstance(model, FeatureModel):
-            features, head = model.features, model.head
+        parts = self.where == "features" and isinstance(model, FeatureModel)
         if self.where == "features":
-            batch = replace(batch, x=engine.forward(batch, features).output)
+            batch = replace(batch, x=engine.forward(batch, model.features if parts else None).output)
         x, y, y_other, _ = mixup(batch.x, batch.y, batch.blocks, shares=shares)
         pairs = zip(batch.sizes, [*batch.sizes[1:], batch.sizes[0]], strict=True)
         mixed = MetaBatch(x, y, batch.domain[: len(y)], tuple(min(pair) for pair in pairs))
-        if self.where == "features" and head is None:
+        if self.where == "features" and not parts:  # outputs, which are linear in the features
             return Outputs(x, y_other, mixed)
-        return Outputs(engine.forward(mixed, head).output, y_other, mixed)
+        return Outputs(engine.forward(mixed, model.head if parts else None).output, y_other, mixed)
 
     def mixed_loss(self, shares: Tensor, out: Outputs) -> tuple[Tensor, Log]:
         found = []

@@ -53,33 +53,30 @@ class MLDG(Algorithm):
         self.second_order = order == "exact"
 
     def check_step(self, domains_per_step: int) -> None:
-        if (used := self.held_out_of(domains_per_step)) < self.held_out:
-            message = (
-                f"MLDG holds out {used} of {domains_per_step} domains per step; held_out={self.held_out} "
-            )
-            warnings.warn(f"{message}would leave none for training.", stacklevel=2)
+        self.rest_of(domains_per_step)
+        if domains_per_step == 2 <= self.held_out:
+            message = f"MLDG holds out 1 of 2 domains per step; held_out={self.held_out} would leave none."
+            warnings.warn(message, stacklevel=2)
 
-    def held_out_of(self, count: int) -> int:
-        """How many of a step's ``count`` domains are held out: of two one, whatever ``held_out`` is."""
-        if count == 2:
-            return 1
-        if self.held_out >= count:
-            most = f"{count}, the domains per step"
-            raise InputError(f"held_out of MLDG must be below {most}; got {self.held_out}.")
-        return self.held_out
+    def rest_of(self, count: int) -> int:
+        """How many of a step's ``count`` domains are not held out: of two one, whatever ``held_out`` is."""
+        rest = 1 if count == 2 else count - self.held_out
+        if rest < 1:
+            raise InputError(f"must be below {count}, the domains per step, got {self.held_out}.", "held_out")
+        return rest
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        split = len(batch.sizes) - self.held_out_of(len(batch.sizes))
+        split = self.rest_of(len(batch.sizes))
         middle = sum(batch.sizes[:split])
-        kept = batch.rows(slice(middle), batch.sizes[:split])
+        rest = batch.rows(slice(middle), batch.sizes[:split])
         held = batch.rows(slice(middle, None), batch.sizes[split:])
         before = random_state(self.model) if self.second_order else None
-        g, log = engine.mean_gradient(kept)
+        g, log = engine.mean_gradient(rest)
         with moved(engine.params, g, -self.inner_lr):
             h, held_log = engine.mean_gradient(held)
         if self.second_order:
             # In the order of the first pass, for the same dropout masks.
-            again = [partial(self.block_loss, engine, block) for block in kept.split()]
+            again = [partial(self.block_loss, engine, block) for block in rest.split()]
             with preserve_state(self.model, since=before):
                 product = engine.average(curvature(again, engine.params, h))
             h = [a - self.inner_lr * b for a, b in zip(h, product, strict=True)]

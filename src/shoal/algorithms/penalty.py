@@ -22,6 +22,8 @@ LateSteps = (
     Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=log10(0, 4)._replace(of=USUAL_STEPS))]
 )
 """Searched as DomainBed does for IRM and VREx: 1 to 10,000 steps of 5,000."""
+Weight = Annotated[float, Range(0, search=log10(-1, 1))]
+LargeWeight = Annotated[float, Range(0, search=log10(-1, 5))]
 BatchNorm = Literal["pooled", "per-domain"]
 
 
@@ -45,9 +47,13 @@ class Schedule:
     def __call__(self, step: Step) -> float | Tensor:
         """The weight at this step; a tensor where ``step`` is one."""
         rise = (step - self.start) / self.ramp if self.ramp else step - self.start + 1
-        if isinstance(rise, Tensor):
-            return self.before + (self.weight - self.before) * rise.to(widest(rise.device)).clamp(0, 1)
-        return self.before + (self.weight - self.before) * min(max(rise, 0), 1)
+        share = rise.to(widest(rise.device)).clamp(0, 1) if isinstance(rise, Tensor) else min(max(rise, 0), 1)
+        return self.before + (self.weight - self.before) * share
+
+    def times(self, value: Tensor, step: Step) -> Tensor:
+        """The weight at this step times a number, in its precision."""
+        weight = self(step)
+        return (weight.to(value.dtype) if isinstance(weight, Tensor) else weight) * value
 
 
 def in_steps(count: float, steps: int | None) -> int:
@@ -80,7 +86,7 @@ class Penalised(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        weight: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
+        weight: Weight = 1.0,
         start: Steps = 0,
         ramp: Steps = 0,
         batch_norm: BatchNorm = "pooled",
@@ -97,10 +103,5 @@ class Penalised(Algorithm):
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses = self.losses(out)
         penalty = self.penalty(out, losses)
-        total = losses.mean() + weighted(self.weight(step), penalty)
+        total = losses.mean() + self.weight.times(penalty, step)
         return total, {"losses": losses.detach(), "penalty": penalty.detach()}
-
-
-def weighted(weight: float | Tensor, value: Tensor) -> Tensor:
-    """Their product, in the precision of ``value``."""
-    return (weight.to(value.dtype) if isinstance(weight, Tensor) else weight) * value

@@ -11,6 +11,9 @@ from shoal.algorithms.sam import SAM
 from shoal.data.batch import MetaBatch, Task
 from shoal.settings import Range, choice
 
+Radius = Annotated[float, Range(0, search=choice(0.01, 0.02, 0.05, 0.1))]
+Alpha = Annotated[float, Range(0, search=choice(0.0005, 0.001))]
+
 
 class SAGM(SAM):
     """Minimise L(θ) + L_p(θ − α∇L(θ)), where L_p(θ) = L(θ + ρ ∇L/‖∇L‖) is the loss of SAM.
@@ -33,17 +36,13 @@ class SAGM(SAM):
     reference = "Wang et al. 2023"
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        rho: Annotated[float, Range(0, search=choice(0.01, 0.02, 0.05, 0.1))] = 0.05,
-        alpha: Annotated[float, Range(0, search=choice(0.0005, 0.001))] = 0.001,
+        self, model: nn.Module, loss: Loss, task: Task, *, rho: Radius = 0.05, alpha: Alpha = 0.001
     ) -> None:
         super().__init__(model, loss, task, rho=rho)
         self.alpha = alpha
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        g, perturbed, log = self.both_gradients(batch, engine, self.alpha)
+        g, log = engine.mean_gradient(batch.merged())
+        with self.perturbed(engine, g, self.alpha):
+            perturbed, _ = engine.mean_gradient(batch.merged())
         return [(a + b) / 2 for a, b in zip(g, perturbed, strict=True)], log

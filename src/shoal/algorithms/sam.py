@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import AbstractContextManager
+from typing import Annotated, ClassVar
 
 import torch
 from torch import nn
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.algorithms.base import Algorithm, Draw, Engine, Gradient, Log, Loss, Step
 from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import inner_product, moved
 from shoal.settings import Range, log10
+
+Radius = Annotated[float, Range(0, search=log10(-2, 0))]
 
 
 class SAM(Algorithm):
@@ -27,30 +30,19 @@ class SAM(Algorithm):
 
     family = "flat minima"
     reference = "Foret et al. 2021"
-    draw = "pooled"
+    draw: ClassVar[Draw] = "pooled"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        rho: Annotated[float, Range(0, search=log10(-2, 0))] = 0.05,
-    ) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, rho: Radius = 0.05) -> None:
         super().__init__(model, loss, task)
         self.rho = rho
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        _, perturbed, log = self.both_gradients(batch, engine)
-        return perturbed, log
-
-    def both_gradients(
-        self, batch: MetaBatch, engine: Engine, descent: float = 0.0
-    ) -> tuple[Gradient, Gradient, Log]:
-        """The gradient g at θ and that at θ + (ρ/‖g‖ − ``descent``) g."""
         g, log = engine.mean_gradient(batch.merged())
+        with self.perturbed(engine, g):
+            return engine.mean_gradient(batch.merged())[0], log
+
+    def perturbed(self, engine: Engine, g: Gradient, descent: float = 0.0) -> AbstractContextManager[None]:
+        """Within the block the weights are θ + (ρ/‖g‖ − ``descent``) g; a gradient of zero moves nothing."""
         length = inner_product(g, g).sqrt()
         by = torch.where(length == 0, 0.0, self.rho / torch.where(length == 0, 1.0, length)) - descent
-        with moved(engine.params, g, by):
-            perturbed, _ = engine.mean_gradient(batch.merged())
-        return g, perturbed, log
+        return moved(engine.params, g, by)

@@ -13,6 +13,9 @@ from shoal.data.batch import MetaBatch, Task
 from shoal.gradients import sand_mask
 from shoal.settings import Range, log10, uniform
 
+Threshold = Annotated[float, Range(0, below=1, search=uniform(0, 1))]
+Steepness = Annotated[float, Range(above=0, search=log10(-3, 5))]
+
 
 class SANDMask(ANDMask):
     """Multiply the mean gradient by max(0, tanh(k/σ² (a − τ))).
@@ -31,13 +34,7 @@ class SANDMask(ANDMask):
     reference = "Shahtalebi et al. 2021"
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        tau: Annotated[float, Range(0, below=1, search=uniform(0, 1))] = 0.5,
-        k: Annotated[float, Range(above=0, search=log10(-3, 5))] = 10.0,
+        self, model: nn.Module, loss: Loss, task: Task, *, tau: Threshold = 0.5, k: Steepness = 10.0
     ) -> None:
         super().__init__(model, loss, task, tau=tau)
         self.k = k

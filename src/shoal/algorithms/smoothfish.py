@@ -60,24 +60,21 @@ class SmoothFish(Fish):
         return log
 
 
-Moments = dict[Tensor, dict[str, Any]]
-
-
-def _copied(optimizer: Optimizer) -> Moments:
+def _copied(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     return {
         p: {name: v.clone() if isinstance(v, Tensor) else v for name, v in moments.items()}
         for p, moments in optimizer.state.items()
     }
 
 
-def _put_back(optimizer: Optimizer, kept: Moments) -> None:
+def _put_back(optimizer: Optimizer, before: dict[Tensor, dict[str, Any]]) -> None:
     """In place, since a CUDA graph reads and writes the optimizer's own tensors."""
     for p, moments in list(optimizer.state.items()):
-        if p not in kept:  # made in between, and made again
+        if p not in before:  # made in between, and made again
             del optimizer.state[p]
             continue
-        for name, value in kept[p].items():
-            if isinstance(value, Tensor) and isinstance(moments[name], Tensor):
+        for name, value in before[p].items():
+            if isinstance(value, Tensor):
                 moments[name].copy_(value)
             else:
                 moments[name] = value

@@ -103,7 +103,9 @@ class Comparison(Result):
         """
         from shoal.api.refit import refit
 
-        return refit(self, out, row)
+        model = refit(self, out, row)
+        self.report(self.folder / "report.html")
+        return model
 
     def importance(self, *, row: str | None = None) -> Importance:
         """Return which columns of a table matter to the recommended algorithm, and where they mislead.
@@ -171,9 +173,9 @@ class Comparison(Result):
 
     def report(self, path: str | Path) -> Path:
         """Write an HTML report of this comparison to a file."""
-        from shoal.api.report import write_page
+        from shoal.api.report import report
 
-        return write_page(self.folder, path).path
+        return report(self.folder, path).path
 
 
 @public("steps", "batch_size", "lr", "model", "metric", "device", "jobs")
@@ -477,14 +479,14 @@ class _Job:
 
     def _written(self, result: dict[str, Any]) -> Comparison:
         """The result, with its tables, figure and report in the folder."""
-        from shoal.api.report import write_page
+        from shoal.api.report import report
         from shoal.report import compare as view
         from shoal.report import plots
 
         written = self._tables(result)
         try:
             written += [path.name for path in plots.save(view.figure(result), self.folder / "comparison")]
-            written.append(write_page(self.folder).path.name)
+            written.append(report(self.folder).path.name)
         except InputError as error:
             self.show(str(error))
         text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}."

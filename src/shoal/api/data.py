@@ -110,7 +110,7 @@ def check(
 
 
 def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
-    from shoal.data.own import check_table
+    from shoal.data.tables import check_table
     from shoal.report import columns
 
     name = Path(data).name if isinstance(data, (str, Path)) else "the table"

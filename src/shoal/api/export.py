@@ -72,14 +72,14 @@ def export(model: Any, out: str | Path | None = None, *, format: Format | None =
         format: onnx, torch-export or safetensors (default: by the extension of out, otherwise onnx).
     """
     from shoal.api.exporting import write
-    from shoal.trained import as_trained, output_file
+    from shoal.trained import as_trained, output_of
 
     trained = as_trained(model, "cpu")
     if out is None:
         extension = next(e for e, name in EXTENSIONS.items() if name == (format or "onnx"))
         out = f"{trained.folder.resolve().name if trained.folder else 'model'}{extension}"
-    path = output_file(out, trained)
-    about = output_file(f"{path}.json", trained)
+    path = output_of(trained, out)
+    about = output_of(trained, f"{path}.json")
     by_name = EXTENSIONS.get(path.suffix.lower())
     chosen = format or by_name or "onnx"
     if by_name not in (None, chosen):

@@ -26,9 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shoal.api.export import TOLERANCE, Exported, Format
-from shoal.data.cells import MISSING
 from shoal.data.inputs import TOKENIZER
-from shoal.data.table import CLIP
+from shoal.data.tables import as_table
+from shoal.data.tables.cells import MISSING
+from shoal.data.tables.encode import CLIP
 from shoal.errors import InputError
 from shoal.files import replacing, write_atomically
 from shoal.models.baseline import LEAST, Baseline, BoostedBaseline
@@ -72,7 +73,7 @@ def write(trained: Trained, path: Path, about: Path, format: Format) -> Exported
     if trained.inputs.get("tokenizer") == TOKENIZER:
         # Written anew and not copied: in a stranger's folder there may be links to files of one's own.
         tokenizer = path.with_name(f"{path.name}.{TOKENIZER}")
-        for name, text in trained.reader().kept()[1].items():
+        for name, text in trained.reader().portable()[1].items():
             write_atomically(tokenizer / Path(name).name, text)
         content["inputs"]["tokenizer"] = tokenizer.name
     write_atomically(about, json.dumps(content, indent=1).encode())
@@ -233,7 +234,10 @@ TYPES = {
     "boolean": ("DOUBLE", "0 or 1; missing: NaN"),
     "date": ("DOUBLE", "days since 1970-01-01, with the hours as a fraction; missing: NaN"),
     "categorical": ("STRING", "the text, of a whole number its digits; missing: empty, NA, - …"),
-    "text": ("FLOAT", "preprocessed: a bag of words, as described in FILE.json"),  # no operator hashes words
+    "text": (
+        "FLOAT",
+        "preprocessed: TF-IDF of the words, as described in FILE.json",
+    ),  # no operator hashes words
 }
 """Of each kind of column: the type of its input, and what that holds."""
 
@@ -252,7 +256,10 @@ class _Features(nn.Module):
     def encoded(self, x: Tensor, about: Mapping[str, Any]) -> list[Tensor]:
         """The features of a column, in float64 step by step as in training, so that rounding is the same."""
         if about["kind"] == "text":
-            return [x]
+            if about["components"] is None:
+                return [x]
+            reduced = x.double() @ torch.tensor(about["components"], dtype=torch.float64)
+            return [reduced.clamp(-CLIP, CLIP).float()]
         if about["kind"] == "categorical":
             return [(x == torch.arange(len(about["values"]) + bool(about["other"]))).float()]
         missing = x.isnan()
@@ -321,7 +328,7 @@ def _table_graph(trained: Trained, network: nn.Module, outputs: Sequence[str]) -
 
 
 def _width(about: Mapping[str, Any]) -> int:
-    return len(about["idf"]) if about["kind"] == "text" else 1
+    return len(about["words"]) if about["kind"] == "text" else 1
 
 
 def write_table_onnx(trained: Trained, network: nn.Module, path: Path) -> list[dict[str, Any]]:
@@ -388,16 +395,14 @@ def _raw_difference(trained: Trained, columns: Sequence[Mapping[str, Any]], path
     random = np.random.default_rng(rows)
     raw = {about["name"]: _random_cells(about, random, rows) for about in trained.inputs["columns"]}
     reader: Any = trained.reader()
-    prepared = np.concatenate([batch.x for batch in reader.batches(raw, rows)])
-    inputs, start = dict[str, Any](), 0
-    for column, step in zip(columns, reader.preprocessing.steps, strict=True):
+    table, inputs = as_table(raw), dict[str, Any]()
+    for column, step in zip(columns, reader.encoder.steps, strict=True):
         cells = raw[column["name"]][:, None]
         if column["kind"] == "text":
-            cells = prepared[:, start : start + step.width]
+            cells = step.counted(table[step.name], np.arange(rows)).toarray().astype(np.float32)
         elif column["kind"] == "date":
             seconds = cells.astype("datetime64[s]")
             cells = np.where(np.isnat(seconds), np.nan, seconds.astype(np.int64) / 86400)
-        start += step.width
         inputs[column["input"]] = cells
     regression = trained.about.classes is None
     found = _session(path).run(["prediction" if regression else "logits"], inputs)[0]

@@ -23,7 +23,6 @@ from shoal.experiments.record import PYTHON, RunRecord
 from shoal.losses import BINARY, find_terms
 from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
-from shoal.training import predictions as written
 from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point
 from shoal.training.evaluate import Scores
@@ -277,12 +276,14 @@ def fit(
     with Journal(
         folder, job.setup.processes, wandb=full["wandb"], config=config, resume_hint=hint
     ) as journal:
-        journal.begin(config)
+        journal.write_config(config)
         result = run(job, journal)
         result._files = functools.partial(result._files, calibrated(job.setup))
         if name := full["predictions"]:
+            from shoal.training import predictions
+
             called = "data" if name is True else str(name)
-            written.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
+            predictions.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
         journal.finish(model.state_dict(), result.record, result._files)
     return result
 
@@ -293,7 +294,7 @@ def run(job: Job, journal: Journal | None = None) -> Fit:
     setup = job.setup
     record = RunRecord(config=_config(setup), **summary(job)).to_dict()
     main = journal is not None and setup.processes.main
-    config = journal.begun() if main and journal else describe(setup, where=False)
+    config = journal.read_config() if main and journal else describe(setup, where=False)
     recipe = getattr(setup.model, "recipe", None)
     return Fit(
         model=setup.model,

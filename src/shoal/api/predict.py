@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from shoal.api.result import Result
+from shoal.api.result import Result, write_output
 from shoal.errors import InputError
 from shoal.files import as_csv
 from shoal.settings import Count, Range, checked
@@ -118,23 +118,19 @@ def predict(
         workers: number of processes that load examples.
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
     """
-    from shoal.files import write_atomically
-    from shoal.trained import as_trained, output_file
+    from shoal.trained import as_trained, output_of
 
     trained = as_trained(model, device)
     if proba and trained.about.task in ("regression", "dense"):
         raise InputError(f"this is a model for {trained.about.task}; there is no column per class.", "proba")
-    path = None if out is None else output_file(out, trained, data)
+    path = None if out is None else output_of(trained, out, data)
     names, outputs, reader = trained.run(data, batch_size, workers, column)
     p = trained.probabilities(outputs).reshape(len(outputs), -1) if proba else None
     classes = () if p is None else trained.classes or tuple(map(str, range(p.shape[1])))
     example = "file" if trained.inputs.get("kind") == "image" else "row"
     found = Predictions(names, trained.labels(outputs), p, classes, example, tuple(reader.notes), path)
     if path is not None:
-        try:
-            write_atomically(path, as_csv([found.columns, *found.rows()]).encode("utf-8", "surrogateescape"))
-        except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.", "out") from error
-    for note in reader.doubts:
+        write_output(path, as_csv([found.columns, *found.rows()]).encode("utf-8", "surrogateescape"))
+    for note in reader.warnings:
         warnings.warn(note, stacklevel=3)
     return found

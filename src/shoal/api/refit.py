@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from shoal import datasets as sets
-from shoal.api.result import Result
+from shoal.api.result import Result, write_files
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
-from shoal.data.table import Preprocessing
+from shoal.data.tables import Encoder
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines
 from shoal.experiments.compare import is_control, selected_trial
@@ -26,7 +26,8 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import read_record
 from shoal.experiments.run import data_of, prepare, run
 from shoal.experiments.statistics import Estimate, codes_of, estimate, mean_interval
-from shoal.report.importance import table
+from shoal.files import dump_json
+from shoal.report.model import table
 from shoal.trained import RECORD, Calibration, Trained, load
 from shoal.training.calibration import EXAMPLES, calibration
 from shoal.training.metrics import Metric, Outcome
@@ -124,6 +125,7 @@ def refit(found: Comparison, out: str | Path | None = None, row: str | None = No
         logits, labels = (np.concatenate([getattr(f, n) for f in folds]) for n in ("outputs", "labels"))
         fitted = Calibration.model_validate(calibration(logits, labels, "held-out domains"))
         model.about = model.about.model_copy(update={"calibration": fitted})
+        write_files(found.folder, {"calibration.json": dump_json(fitted.model_dump())})
     return model if folder is None else load(model.save(folder))
 
 
@@ -222,7 +224,7 @@ def _columns(data: DomainData) -> dict[str, list[int]]:
     if data.inputs.get("kind") != "table" or not isinstance(data.examples, TensorData):
         raise InputError("importance is that of the columns of a table, and these data are not a table.")
     columns, start = dict[str, list[int]](), 0
-    for step in Preprocessing.from_dict(data.inputs).steps:
+    for step in Encoder.from_dict(data.inputs).steps:
         columns[step.name] = list(range(start, start + step.width))
         start += step.width
     return columns

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.api.result import Result
+from shoal.api.result import Result, output_file, write_output
 from shoal.errors import InputError
-from shoal.files import read_json, write_atomically
+from shoal.files import read_json
 from shoal.options import public
 
 if TYPE_CHECKING:
@@ -67,22 +67,11 @@ def report(folder: str | Path, out: str | Path | None = None, *, title: str | No
         >>> shoal.report("few").runs
         3
     """
-    return write_page(folder, out, title)
-
-
-def write_page(folder: str | Path, out: str | Path | None = None, title: str | None = None) -> Report:
-    """:func:`report`, for other functions."""
-    from shoal.training.folder import check_output
-
     folder = Path(folder)
     files = _find(folder)
-    out = folder / "report.html" if out is None else Path(out)
-    if not out.parent.is_dir():
-        raise InputError(f"there is no folder {str(out.parent)!r}.", "out")
-    try:
-        check_output(out, files)
-    except InputError as error:
-        raise InputError(str(error), "out") from None
+    path = output_file(folder / "report.html" if out is None else out, files)
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {str(path.parent)!r}.", "out")
     notes: list[str] = []
     try:
         records, html = _page(folder, files, title, notes)
@@ -93,11 +82,8 @@ def write_page(folder: str | Path, out: str | Path | None = None, title: str | N
             f"{str(files[0])!r} is not a result of this version ({error!r}). Move it and repeat the command "
             "that wrote it: finished runs are not repeated."
         ) from error
-    try:
-        write_atomically(out, html.encode(errors="replace"))
-    except OSError as error:
-        raise InputError(f"{str(out)!r} cannot be written: {error.strerror}.", "out") from error
-    return Report(out, len(records), tuple(notes), html)
+    write_output(path, html.encode(errors="replace"))
+    return Report(path, len(records), tuple(notes), html)
 
 
 def _find(folder: Path) -> list[Path]:
@@ -124,20 +110,29 @@ def _page(
     """The runs of the result and its page; whatever the content of the files lacks raises an error."""
     from shoal.report import page
 
+    def content(path: Path) -> Mapping[str, Any]:
+        """An object in a file that there may be."""
+        try:
+            found = read_json(path) if path.exists() else {}
+            return found if isinstance(found, Mapping) else {}
+        except (OSError, ValueError) as error:
+            notes.append(f"Not shown: {path} cannot be read ({error}).")
+            return {}
+
     kind = files[0].name
     if kind == "record.json":
-        records = _records(files, notes)
+        records, about = _records(files, notes), content(files[0].with_name("inputs.json"))
         if not records:
             raise InputError(notes[0])
-        inputs = _content(files[0].with_name("inputs.json"), notes)
-        report = inputs.get("columns_report")
-        return records, page.runs_page(records, title, {"columns": report} if report else None, notes)
+        report = about.get("inputs", {}).get("columns_report")
+        of_table = {"columns": report} if report else None
+        return records, page.runs_page(records, title, of_table, notes, about.get("calibration"))
     result = read_json(files[0])
     if not isinstance(result, Mapping):
         raise TypeError("it must be an object")
-    report = _content(folder / "columns.json", notes) or None
+    columns = content(folder / "columns.json") or None
     if kind == "diagnosis.json":
-        return [], page.diagnosis_page(result, title, report, notes)
+        return [], page.diagnosis_page(result, title, columns, notes)
     if kind == "sweep.json":
         if not all(isinstance(found, list) and found for found in result.values()):
             raise TypeError("it must have lists of results")
@@ -145,11 +140,11 @@ def _page(
         return records, page.sweep_page(result, records, title, notes)
     paths = [folder / "runs" / f"{identity}.json" for identity in list(result["identities"])]
     records = _records([path for path in paths if path.exists()], notes)
-    importance = _content(folder / "importance.json", notes)
-    return records, page.comparison_page(result, records, report, title, notes, importance)
+    more = [content(folder / f"{name}.json") for name in ("importance", "calibration")]
+    return records, page.comparison_page(result, records, columns, title, notes, *more)
 
 
-def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:
+def _records(files: Sequence[Path], notes: list[str]) -> list[RunRecord]:
     from shoal.experiments.record import read_record
 
     records = []
@@ -164,15 +159,3 @@ def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:
         if r.status == "failed"
     ]
     return records
-
-
-def _content(path: Path, notes: list[str]) -> Mapping[str, Any]:
-    """An object in a file that there may be."""
-    if not path.exists():
-        return {}
-    try:
-        content = read_json(path)
-        return content if isinstance(content, Mapping) else {}
-    except (OSError, ValueError) as error:
-        notes.append(f"Not shown: {path} cannot be read ({error}).")
-        return {}

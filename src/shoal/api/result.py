@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import InputError
 from shoal.files import write_atomically
 
 
@@ -29,6 +30,26 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def output_file(out: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
+    """The file that a public function is to write, if that overwrites neither its input nor a run."""
+    from shoal.training.folder import check_output
+
+    path = Path(out).expanduser()
+    try:
+        check_output(path, inputs)
+    except InputError as error:
+        raise InputError(str(error), "out") from None
+    return path
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write it; that it cannot be written is an InputError."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.", "out") from error
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

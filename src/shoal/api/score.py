@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
-from shoal.api.result import Result
+from shoal.api.result import Result, write_output
 from shoal.errors import InputError
-from shoal.files import dump_json, write_atomically
+from shoal.files import dump_json
 from shoal.report.tables import Table
 from shoal.settings import Count, Range, checked
 from shoal.terminal import clean
@@ -300,7 +300,7 @@ def score(
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
     """
     from shoal.api import scoring
-    from shoal.trained import as_trained, output_file
+    from shoal.trained import as_trained, output_of
 
     several = isinstance(model, list | tuple)
     models = [as_trained(each, device) for each in (model if several else [model])]
@@ -310,7 +310,7 @@ def score(
     if out is not None:
         path = Path(out) if str(out).lower().endswith(".json") else Path(out) / "score.json"
         for each in models:
-            path = output_file(path, each, data)
+            path = output_of(each, path, data)
     columns = {"label": label, "domain": domain, "group": group}
     scored = [scoring.scored(each, data, columns, column, batch_size, workers) for each in models]
     result: Score | PairedScores = scored[0].score
@@ -318,8 +318,5 @@ def score(
         result = PairedScores(tuple(each.score for each in scored), scoring.differences(scored))
     if path is None:
         return result
-    try:
-        write_atomically(path, dump_json(result.to_dict()))
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.", "out") from error
+    write_output(path, dump_json(result.to_dict()))
     return replace(result, out=path) if isinstance(result, Score) else result

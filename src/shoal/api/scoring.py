@@ -14,7 +14,8 @@ import pandas
 from numpy.typing import NDArray
 
 from shoal.api.score import BY_DOMAIN, Group, Score
-from shoal.data import reading
+from shoal.data.tables import Encoder, Table, as_table, is_table, need_column, quoted
+from shoal.data.tables.cells import Format
 from shoal.errors import InputError, shown
 from shoal.experiments.drift import ColumnDrift, column_drift
 from shoal.experiments.statistics import (
@@ -49,32 +50,29 @@ class Labels(NamedTuple):
 
 
 def labels_of_table(
-    trained: Trained, table: reading.Table, label: str | None, domain: str | None, group: str | None
+    trained: Trained, table: Table, label: str | None, domain: str | None, group: str | None
 ) -> Labels:
     """The columns that are given, or those of the training."""
-    from shoal.data.cells import Format
-    from shoal.data.columns import categories_of, values_of
-
     with input_errors("the description of the label in inputs.json is damaged"):
         about = dict(trained.inputs.get("label") or {})
         format = Format(**(about.get("how") or {}))
         known = {role: str(about[role]) for role in ("name", "domain", "group") if about.get(role)}
     if (name := label or known.get("name")) is None:
         raise InputError("is missing, and the model does not name its label column.", "label")
-    column, notes = table[reading.need_column(name, table, "label")], []
+    column, notes = table[need_column(name, table, "label")], []
     used = {"domain": domain, "group": group}
     without = {"domain": "all rows are one group", "group": "rows count as independent"}
     for role, given in used.items():
         if given is not None:
-            reading.need_column(given, table, role)
+            need_column(given, table, role)
         elif role in known and known[role] not in table:
             notes.append(f"There is no {role} column {known[role]!r}, so {without[role]}.")
         else:
             used[role] = known.get(role)
     if trained.about.classes is None:
-        values, unusable = values_of(column, "numeric", format)
+        values, unusable = column.values("numeric", format)
     else:
-        names, codes = categories_of(column, "-" in trained.classes)
+        names, codes = column.categories("-" in trained.classes)
         values, unusable = _numbered([names[c] if c >= 0 else None for c in codes], trained.classes)
     domains: list[str | None] = [None] * len(values)
     if (where := used["domain"]) is not None:
@@ -83,7 +81,7 @@ def labels_of_table(
             notes.append(f"{lacking:,} rows without a domain are included in the overall scores only.")
     entities = np.arange(len(values))
     if (whose := used["group"]) is not None:
-        codes = categories_of(table[whose])[1]
+        codes = table[whose].categories()[1]
         entities = np.where(codes < 0, codes.max() + 1 + entities, codes)  # a row without one is its own
     return Labels(name, values, unusable, domains, entities, where, whose, tuple(notes))
 
@@ -135,15 +133,15 @@ def scored(
         )
     if kind == "image" and not (isinstance(data, str | Path) and Path(data).expanduser().is_dir()):
         raise InputError("must be a folder with images, as domain/class/image or class/image.", "data")
-    if kind != "image" and reading.rows_of(data) is None:
+    if kind != "image" and not is_table(data):
         raise InputError(f"this model takes a table (.csv, .parquet …), not {shown(data)}.", "data")
-    table = reading.as_table(data) if kind != "image" else None
+    table = as_table(data) if kind != "image" else None
     labels = labels_of_table(trained, table, **columns) if table is not None else None
     reader = trained.reader(column=column)
     parts = [(batch.names, output) for batch, output in trained.outputs(reader, data, batch_size, workers)]
     labels = labels or labels_of_paths(trained, [name for names, _ in parts for name in names])
     result = _scored(trained, data, np.concatenate([output for _, output in parts]), labels)
-    notes = [*labels.notes, *reader.doubts]
+    notes = [*labels.notes, *reader.warnings]
     if kind == "table" and table is not None:
         drift, more = drift_of(trained, table, labels.entities)
         return result._replace(score=replace(result.score, drift=drift, notes=(*notes, *more)))
@@ -256,26 +254,23 @@ def _mean(values: Sequence[Estimate]) -> Estimate:
 
 
 def drift_of(
-    trained: Trained, table: reading.Table, entities: Array
+    trained: Trained, table: Table, entities: Array
 ) -> tuple[tuple[ColumnDrift, ...] | None, tuple[str, ...]]:
     """How the columns of the table differ from those of the training; ``None`` if these are not known."""
-    from shoal.data.table import Preprocessing, Tally, summary
-
     training = trained.inputs.get("training")
     if not training:
         return None, ("The model has no summary of its training columns, so drift cannot be measured.",)
     with input_errors("the summary of the training columns in inputs.json is damaged"):
-        tally, preprocessing = Tally(), Preprocessing.from_dict(trained.inputs)
-        preprocessing.transform(table, tally)
-        now = {step.name: summary(step, table[step.name]) for step in preprocessing.steps}
+        encoder, rows = Encoder.from_dict(trained.inputs), np.arange(table.rows)
+        unknown = encoder.unknown(table)
+        steps = encoder.written_as(table).steps
+        now = {step.name: step.summary(table[step.name], rows) for step in steps}
         count = len(np.unique(entities))
-        return tuple(column_drift(training, now, tally.unseen, tally.unparsed, count)), ()
+        return tuple(column_drift(training, now, unknown.new, unknown.unread, count)), ()
 
 
 def _nothing(labels: Labels, trained: Trained) -> InputError:
     """Why no row can be scored."""
-    from shoal.data.columns import quoted
-
     if not labels.unusable:
         return InputError(f"{labels.label!r} is missing in every row; there is nothing to score.", "label")
     some, known = quoted(labels.unusable), ", ".join(map(repr, trained.classes[:10]))

@@ -10,8 +10,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +32,20 @@ from shoal.models.backbones import Backbone
 from shoal.report.runs import number
 from shoal.report.tables import Table
 from shoal.settings import Range, checked
-from shoal.trained import ABOUT, RECORD, WEIGHTS, About, Trained, find_model, load, pack_weights, write_model
+from shoal.trained import (
+    ABOUT,
+    RECORD,
+    WEIGHTS,
+    About,
+    Calibration,
+    Trained,
+    find_model,
+    load,
+    pack_weights,
+    write_model,
+)
 from shoal.training.averaging import average_weights, batchnorm_in_training
+from shoal.training.calibration import calibrated
 from shoal.training.card import card
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import Scores, snapshot
@@ -74,12 +84,7 @@ class Soup(Result):
     scores: AllScores
 
     def load(self, model: nn.Module | None = None, device: str = "cpu") -> Trained:
-        """Load the model.
-
-        Args:
-            model: as in :func:`shoal.load`.
-            device: device of the model.
-        """
+        """Load the model; the arguments are those of :func:`shoal.load`."""
         return load(self.folder, model, device=device)
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,162 +121,6 @@ class Soup(Result):
                 cells.append(f"{number(test.worst)} ({test.names[test.values.index(test.worst)]})")
             table.add(name, used, *cells)
         return f"{table.text()}\n\n{done}"
-
-
-def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
-    """The records of finished runs by folder; the runs must fit together."""
-    folders: list[Path] = []
-    for path in paths:
-        seeds = [file.parent for file in path.glob("seed-*/config.yaml")]
-        folders += sorted(seeds, key=lambda seed: (len(seed.name), seed.name)) or [path]
-    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
-        got = ", ".join(map(str, folders)) or "none"
-        raise InputError(f"a soup requires two or more different runs, got {got}.", "runs")
-    folders = [find_model(folder).parent for folder in folders]
-    runs = {folder: read_record(folder / RECORD) for folder in folders}
-    for folder, record in runs.items():
-        if record.status != "finished" or baselines.is_one(record.config):
-            raise InputError(f"{str(folder)!r} is not the finished training of a network.", "runs")
-    (first, ours), *others = ((folder, _traits(folder, record)) for folder, record in runs.items())
-    for folder, theirs in others:
-        for name in sorted({*ours, *theirs}):
-            if (a := ours.get(name)) != (b := theirs.get(name)):
-                which = f"{str(first)!r} and {str(folder)!r} differ in {name}: {shown(a)} and {shown(b)}"
-                raise InputError(f"{which}. A soup requires the same model and data.", "runs")
-    if len({_start(record) for record in runs.values()}) > 1 or not _start(runs[first]):
-        warnings.warn(
-            "these runs do not name the same pretrained weights. An average of weights is a good model only "
-            "if the runs were fine-tuned from the same initial weights.",
-            stacklevel=4,
-        )
-    return runs
-
-
-def _traits(folder: Path, record: RunRecord) -> dict[str, Any]:
-    """What all runs of a soup must have in common."""
-    config, about = record.config, About.read(folder / ABOUT).to_dict()
-    parts = {"data": config.data_options, "protocol": config.protocol, "inputs": about.pop("inputs")}
-    parts["model option"] = about["model"].pop("options", None) or {}
-    traits = {"dataset": config.dataset, "holdout": config.holdout, **about}
-    traits |= {f"{part} {name}": value for part, each in parts.items() for name, value in each.items()}
-    free = ["protocol trial", "model option pretrained", "model option dropout"]
-    free += ["data file"] if "digest" in config.data_options else []  # the same file elsewhere
-    return {name: value for name, value in traits.items() if name not in free}
-
-
-def _start(record: RunRecord) -> str:
-    """The pretrained weights that a training started from, if any are recorded."""
-    return record.environment.get("weights", "")
-
-
-def choose(scores: Sequence[Scores], measure: Callable[[Sequence[int]], Scores]) -> list[int]:
-    """The greedy soup: the numbers of the runs in it, in the order in which they were added.
-
-    Runs are taken by their validation ``scores``, the best first. One is added if the score of the soup with
-    it, ``measure(numbers)``, is not worse than without.
-    """
-
-    def order(a: int, b: int) -> int:
-        return scores[b].better_than(scores[a]) - scores[a].better_than(scores[b])
-
-    best, *rest = sorted(range(len(scores)), key=functools.cmp_to_key(order))
-    used, score = [best], scores[best]
-    for run in rest:
-        found = measure([*used, run])
-        if not score.better_than(found):
-            used, score = [*used, run], found
-    return used
-
-
-def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
-    return average_weights(load_weights(folder / WEIGHTS) for folder in folders)
-
-
-def _evaluate(
-    runs: Mapping[Path, RunRecord], training: Trainer, greedy: bool, progress: Progress
-) -> tuple[AllScores, list[Path]]:
-    """Scores of every run and soup, and the runs in the last, whose weights the model gets."""
-    folders, model = list(runs), training.model
-    splits = [split for split in training.setup.splits if split != "train"]
-    if greedy and "validation" not in splits:
-        raise InputError("a greedy soup requires a validation split, and these data have none.", "greedy")
-    limit: Any = runs[folders[0]].config.eval_limit
-
-    def scores_of(name: str, parts: Sequence[Path], splits: Sequence[str] = splits) -> dict[str, Scores]:
-        with progress.phase(f"evaluating {name}"):
-            model.load_state_dict(_average(parts))
-            model.train(len(parts) > 1)
-            if batchnorm_in_training(model):
-                training.selection.refresh()
-            model.eval()
-            evaluator = training.setup.evaluator_of(splits, limit and dict.fromkeys(splits, limit))
-            with contextlib.closing(evaluator.loader):
-                return evaluator(model)
-
-    def validation(numbers: Sequence[int]) -> Scores:
-        return scores_of(GREEDY, [folders[n] for n in numbers], ["validation"])["validation"]
-
-    with isolated_rng(training.setup.device), contextlib.closing(training.selection):
-        scores = {str(folder): scores_of(str(folder), [folder]) for folder in folders}
-        scores[UNIFORM] = scores_of(UNIFORM, folders)
-        if not greedy:
-            return scores, folders
-        used = [folders[n] for n in choose([scores[str(f)]["validation"] for f in folders], validation)]
-        scores[GREEDY] = scores_of(GREEDY, used)
-        return scores, used
-
-
-def _digest(records: Iterable[RunRecord]) -> str:
-    checksums = sorted(record.files.get(WEIGHTS, "") for record in records)
-    return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
-
-
-def _record(runs: Mapping[Path, RunRecord], used: Sequence[Path], scores: AllScores) -> RunRecord:
-    """That of a run with one evaluation. Its configuration has what the runs have in common."""
-    records, kind = [runs[folder] for folder in used], GREEDY if GREEDY in scores else UNIFORM
-    first, *rest = (record.config.to_dict() for record in records)
-    same = {name: value for name, value in first.items() if all(other[name] == value for other in rest)}
-    same |= {name: first[name] for name in ("dataset", "data_options", "steps")}
-    names = {record.config.name for record in records}
-    same |= {"algorithm": "soup", "label": f"soup of {names.pop()}" if len(names) == 1 else "soup"}
-    same["settings"] = {"greedy": kind == GREEDY, "runs": len(used), "digest": _digest(records)}
-    found = {split: one.to_dict() for split, one in scores.get(kind, {}).items()}
-    return RunRecord(
-        config=RunConfig(**{"optimizer_options": {}, **same}),
-        status="finished",
-        history=({"step": first["steps"], "passes": 0, "loss": None, "scores": found},),
-        selected=0,
-        rule=f"mean of {len(used)} of {len(runs)} runs ({kind})",
-        seconds=0.0,
-        environment=records[0].environment,
-        notes=records[0].notes,
-    )
-
-
-def _write(
-    folder: Path, runs: Mapping[Path, RunRecord], record: RunRecord, weights: Mapping[str, Tensor]
-) -> None:
-    """The folder of a run, which gets its name when all is in it."""
-    first, config = next(iter(runs)), record.config
-    about = About.read(first / ABOUT)
-    written: dict[str, Any] = {"run": config.to_dict(), "soup": list(map(str, runs))}
-    own = [name for name in runs[first].files if name.split("/")[0] in ("tokenizer", "encoder")]
-    files = {WEIGHTS: pack_weights(weights)} | {name: (first / name).read_bytes() for name in own}
-    if record.scores:
-        sizes = {s: dict(zip(own["domains"], own["sizes"], strict=True)) for s, own in record.scores.items()}
-        text = card(record.to_dict(), about.to_dict(), written, {"train": {}, **sizes})
-        files["card.md"] = text.encode("utf-8", "backslashreplace")
-    if config.dataset == PYTHON:  # there is no dataset to load
-        written = {"algorithm": config.name, "options": {"steps": config.steps}}
-    files["config.yaml"] = dump_yaml(written).encode()
-    place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".soup-"))
-    try:
-        write_model(place, about, files, record.to_dict())
-        os.rename(place, folder)
-    except OSError as error:
-        raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.", "out") from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 @checked
@@ -327,7 +176,7 @@ def soup(
     if os.path.lexists(folder):
         raise InputError(f"{str(folder)!r} exists; choose another folder.", "out")
     make_folder(folder.parent, str(config.data_options.get("folder", "")), run=True)
-    scores: AllScores = {}
+    scores, calibration = AllScores(), None
     used, weights = list(found), _average(list(found))
     if known:
         where = pick_device(device)
@@ -335,20 +184,168 @@ def soup(
         features = getattr(network, "features", None)
         if isinstance(features, Backbone) and all(map(_start, found.values())):
             features.has_weights()  # so that BatchNorm is frozen as it was in training
-        same: Any = {
-            n: getattr(config, n) for n in ("batch_size", "seed", "eval_limit", "precision", "metric")
-        }
-        same |= {"select": "last", "device": where, "workers": workers, "progress": False}
-        options = complete(steps=1, **same)
+        names = ("batch_size", "seed", "eval_limit", "precision", "metric", "calibrate")
+        same: Any = {n: getattr(config, n) for n in names} | {"select": "last", "progress": False}
+        options = complete(steps=1, device=where, workers=workers, **same)
         with datasets_in(data_dir):
             data = data_of(config, where) if data is None else data
             training = Trainer(Setup("erm", network, data, options))  # which evaluates; nothing is trained
             scores, used = _evaluate(found, training, greedy, Progress("soup", len(found), progress))
+            calibration = calibrated(training.setup)
         weights = snapshot(network)
     elif any(name.endswith("running_mean") for name in weights):
         warnings.warn(
             "BatchNorm statistics are averages over the runs; to recompute them, pass the data as data=.",
             stacklevel=3,
         )
-    _write(folder, found, _record(found, used, scores), weights)
+    _write(folder, found, _record(found, used, scores), weights, calibration)
     return Soup(folder, read_record(folder / RECORD), tuple(found), tuple(used), scores)
+
+
+def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
+    """The records of finished runs by folder; the runs must fit together."""
+    folders: list[Path] = []
+    for path in paths:
+        seeds = [file.parent for file in path.glob("seed-*/config.yaml")]
+        folders += sorted(seeds, key=lambda seed: (len(seed.name), seed.name)) or [path]
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        got = ", ".join(map(str, folders)) or "none"
+        raise InputError(f"a soup requires two or more different runs, got {got}.", "runs")
+    folders = [find_model(folder).parent for folder in folders]
+    runs = {folder: read_record(folder / RECORD) for folder in folders}
+    for folder, record in runs.items():
+        if record.status != "finished" or baselines.is_one(record.config):
+            raise InputError(f"{str(folder)!r} is not the finished training of a network.", "runs")
+    (first, ours), *others = ((folder, _traits(folder, record)) for folder, record in runs.items())
+    for folder, theirs in others:
+        for name in sorted({*ours, *theirs}):
+            if (a := ours.get(name)) != (b := theirs.get(name)):
+                which = f"{str(first)!r} and {str(folder)!r} differ in {name}: {shown(a)} and {shown(b)}"
+                raise InputError(f"{which}. A soup requires the same model and data.", "runs")
+    if len({_start(record) for record in runs.values()}) > 1 or not _start(runs[first]):
+        warnings.warn(
+            "these runs do not name the same pretrained weights. An average of weights is a good model only "
+            "if the runs were fine-tuned from the same initial weights.",
+            stacklevel=4,
+        )
+    return runs
+
+
+def _traits(folder: Path, record: RunRecord) -> dict[str, Any]:
+    """What all runs of a soup must have in common."""
+    config, about = record.config, About.read(folder / ABOUT).model_dump(exclude={"calibration"})
+    parts = {"data": config.data_options, "protocol": config.protocol, "inputs": about.pop("inputs")}
+    parts["model option"] = about["model"].pop("options", None) or {}
+    traits = {"dataset": config.dataset, "holdout": config.holdout, **about}
+    traits |= {f"{part} {name}": value for part, each in parts.items() for name, value in each.items()}
+    free = ["protocol trial", "model option pretrained", "model option dropout"]
+    free += ["data file"] if "digest" in config.data_options else []  # the same file elsewhere
+    return {name: value for name, value in traits.items() if name not in free}
+
+
+def _start(record: RunRecord) -> str:
+    """The pretrained weights that a training started from, if any are recorded."""
+    return record.environment.get("weights", "")
+
+
+def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
+    return average_weights(load_weights(folder / WEIGHTS) for folder in folders)
+
+
+def _digest(records: Iterable[RunRecord]) -> str:
+    checksums = sorted(record.files.get(WEIGHTS, "") for record in records)
+    return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
+
+
+def _evaluate(
+    runs: Mapping[Path, RunRecord], training: Trainer, greedy: bool, progress: Progress
+) -> tuple[AllScores, list[Path]]:
+    """Scores of every run and soup, and the runs in the last, whose weights the model gets."""
+    folders, model = list(runs), training.model
+    splits = [split for split in training.setup.splits if split != "train"]
+    if greedy and "validation" not in splits:
+        raise InputError("a greedy soup requires a validation split, and these data have none.", "greedy")
+    limit: Any = runs[folders[0]].config.eval_limit
+
+    def scores_of(name: str, parts: Sequence[Path], splits: Sequence[str] = splits) -> dict[str, Scores]:
+        with progress.phase(f"evaluating {name}"):
+            model.load_state_dict(_average(parts))
+            model.train(len(parts) > 1)
+            if batchnorm_in_training(model):
+                training.selection.refresh()
+            model.eval()
+            evaluator = training.setup.evaluator_of(splits, limit and dict.fromkeys(splits, limit))
+            with contextlib.closing(evaluator.loader):
+                return evaluator(model)
+
+    with isolated_rng(training.setup.device), contextlib.closing(training.selection):
+        scores = {str(folder): scores_of(str(folder), [folder]) for folder in folders}
+        scores[UNIFORM] = scores_of(UNIFORM, folders)
+        if not greedy:
+            return scores, folders
+        used = _greedy(
+            {folder: scores[str(folder)]["validation"] for folder in folders},
+            lambda parts: scores_of(GREEDY, parts, ["validation"])["validation"],
+        )
+        scores[GREEDY] = scores_of(GREEDY, used)
+        return scores, used
+
+
+def _greedy(single: Mapping[Path, Scores], measure: Callable[[list[Path]], Scores]) -> list[Path]:
+    """The runs in a greedy soup: the best first, each added if the soup with it is not worse than without."""
+
+    def order(a: Path, b: Path) -> int:
+        return single[b].better_than(single[a]) - single[a].better_than(single[b])
+
+    best, *rest = sorted(single, key=functools.cmp_to_key(order))
+    used, score = [best], single[best]
+    for run in rest:
+        found = measure([*used, run])
+        if not score.better_than(found):
+            used, score = [*used, run], found
+    return used
+
+
+def _record(runs: Mapping[Path, RunRecord], used: Sequence[Path], scores: AllScores) -> RunRecord:
+    """That of a run with one evaluation. Its configuration has what the runs have in common."""
+    records, kind = [runs[folder] for folder in used], GREEDY if GREEDY in scores else UNIFORM
+    first, *rest = (record.config.to_dict() for record in records)
+    same = {name: value for name, value in first.items() if all(other[name] == value for other in rest)}
+    same |= {name: first[name] for name in ("dataset", "data_options", "steps")}
+    names = {record.config.name for record in records}
+    same |= {"algorithm": "soup", "label": f"soup of {names.pop()}" if len(names) == 1 else "soup"}
+    same["settings"] = {"greedy": kind == GREEDY, "runs": len(used), "digest": _digest(records)}
+    found = {split: one.to_dict() for split, one in scores.get(kind, {}).items()}
+    return RunRecord(
+        config=RunConfig(**{"optimizer_options": {}, **same}),
+        status="finished",
+        history=({"step": first["steps"], "passes": 0, "loss": None, "scores": found},),
+        selected=0,
+        rule=f"mean of {len(used)} of {len(runs)} runs ({kind})",
+        seconds=0.0,
+        environment=records[0].environment,
+        notes=records[0].notes,
+    )
+
+
+def _write(
+    folder: Path,
+    runs: Mapping[Path, RunRecord],
+    record: RunRecord,
+    weights: Mapping[str, Tensor],
+    calibration: Mapping[str, Any] | None,
+) -> None:
+    """The folder of a run: the files of the first, with the weights and the record of the soup."""
+    first, config = next(iter(runs)), record.config
+    fitted = calibration and Calibration.model_validate(calibration)
+    about = About.read(first / ABOUT).model_copy(update={"calibration": fitted})
+    written: dict[str, Any] = {"run": config.to_dict(), "soup": list(map(str, runs))}
+    own = [name for name in runs[first].files if name.split("/")[0] in ("tokenizer", "encoder")]
+    files = {WEIGHTS: pack_weights(weights)} | {name: (first / name).read_bytes() for name in own}
+    if record.scores:
+        sizes = {s: dict(zip(own["domains"], own["sizes"], strict=True)) for s, own in record.scores.items()}
+        text = card(record.to_dict(), about.to_dict(), written, {"train": {}, **sizes})
+        files["card.md"] = text.encode("utf-8", "backslashreplace")
+    if config.dataset == PYTHON:  # there is no dataset to load
+        written = {"algorithm": config.name, "options": {"steps": config.steps}}
+    write_model(folder, about, {**files, "config.yaml": dump_yaml(written).encode()}, record.to_dict())

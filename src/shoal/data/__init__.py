@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from shoal.data.domains import Domains
     from shoal.data.hub import from_hf
     from shoal.data.loader import MetaBatchLoader
-    from shoal.data.own import from_table
     from shoal.data.sampler import DomainBatchSampler, WithDomain
     from shoal.data.splits import hold_out_domains, hold_out_examples
+    from shoal.data.tables import from_table
 
 __all__ = [
     "DomainBatchSampler",
@@ -43,9 +43,9 @@ MODULES = {
     "domains": ("Domains",),
     "hub": ("from_hf",),
     "loader": ("MetaBatchLoader",),
-    "own": ("from_table",),
     "sampler": ("DomainBatchSampler", "WithDomain"),
     "splits": ("hold_out_domains", "hold_out_examples"),
+    "tables": ("from_table",),
 }
 
 

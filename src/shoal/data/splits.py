@@ -205,13 +205,11 @@ def natural_key(name: str) -> list[str | int]:
 
 
 def held_out_names(held_out: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """The domains to hold out, one or several, checked against those that there are."""
+    """The domains to hold out, none, one or several, checked against those that there are."""
     names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(map(str, held_out)))
-    if not names:
-        raise InputError("this dataset needs one or more held-out domains.", "held_out")
     if unknown := [name for name in names if name not in known]:
         raise unknown_name("domain", unknown[0], known, "held_out")
-    if len(known) < 2:
+    if names and len(known) < 2:
         message = f"there is only one domain, {known[0]!r}; holding it out leaves nothing to train on."
         raise InputError(message, "held_out")
     if len(names) == len(known):

@@ -172,7 +172,7 @@ def _data(
     parts = {
         "train": {name: rows[len(rows) // 5 :] for name, rows in of.items()},
         "validation": {name: rows[: len(rows) // 5] for name, rows in of.items()},
-        "test": test,
+        **({"test": test} if test else {}),
     }
     return DomainData(
         examples=TensorData(x, y) if x.is_floating_point() else ByteImages(x, y),

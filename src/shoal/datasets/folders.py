@@ -133,8 +133,7 @@ def declared(path: Path) -> SimpleNamespace:
         a small network that takes images of any size; published results are those of a pretrained ResNet-50,
         which ``shoal sweep`` takes. Options as in :func:`shoal.datasets.own.load_folder`.
         """
-        if held_out != []:
-            held_out_names(held_out, list(layout.domains))
+        held_out_names(held_out, list(layout.domains))
         files = layout.read(folder)
         options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
         options |= {"augment_validation": augment_validation, "augment_on": augment_on}

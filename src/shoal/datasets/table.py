@@ -10,10 +10,11 @@ from typing import Any
 
 from shoal.data.batch import DomainData
 from shoal.data.download import needed
-from shoal.data.own import domains_of, from_table
-from shoal.data.reading import need_column, read_table
 from shoal.data.splits import last_domain
+from shoal.data.tables import from_table
+from shoal.data.tables.load import content_of
 from shoal.errors import InputError
+from shoal.options import DropRows
 from shoal.settings import Seed
 
 SUMMARY = "Your own table (CSV, Parquet, Excel) with a label column and a domain column."
@@ -37,10 +38,14 @@ def load(
     group: str | None = None,
     columns: str | list[str] | None = None,
     drop: str | list[str] | None = None,
+    drop_rows: list[DropRows] | None = None,
     kinds: Mapping[str, str] | None = None,
     decimal: str | None = None,
     day_first: bool | None = None,
     task: str | None = None,
+    encoding: str | None = None,
+    sheet: str | int | None = None,
+    skip_rows: int = 0,
     digest: str | None = None,
 ) -> DomainData:
     """Read a table; a fifth of every training domain is held out for validation, under the same name.
@@ -57,41 +62,53 @@ def load(
         group: the column that names the entity of a row; an entity's rows are on one side of every split.
         columns: the features, as [a, b] or a,b; by default all but label, domain and group.
         drop: columns that are not to be used.
+        drop_rows: rows that are not to be used: missing, mostly-empty, outliers, single.
         kinds: {column: numeric, boolean, date, categorical or text} where the guess is wrong.
         decimal: the decimal mark of numbers, "." or ",", where columns leave it open.
         day_first: whether 3/4/2020 is in April, where columns leave it open.
         task: classification or regression, by default as the label looks.
+        encoding: of a CSV file, by default UTF-8.
+        sheet: of an Excel file, by its name or its number from 0.
+        skip_rows: lines above the names of the columns.
         digest: what :func:`digest_of` said of the file; another file is refused.
     """
     path, roles = needed("table", "file", file, "your own table"), _named(label, domain)
     if digest is not None and (now := digest_of(path)) != digest:
         raise InputError(f"{str(path)!r} has changed: its digest is {now}, not {digest}.")
+    options: dict[str, Any] = {
+        **roles,
+        "group": None if group is None else str(group),
+        "columns": None if columns is None else _several(columns),
+        "drop": _several(drop or ()),
+        "drop_rows": drop_rows or (),
+        "kinds": kinds,
+        "decimal": decimal,
+        "day_first": day_first,
+        "task": task,
+        "encoding": encoding,
+        "sheet": sheet,
+        "skip_rows": skip_rows,
+    }
     if held_out is None:
-        held_out = last_domain(domains(file=file, label=label, domain=domain))
-    return from_table(
-        path,
-        label=roles["label"],
-        domain=roles["domain"],
-        held_out=held_out,
-        group=None if group is None else str(group),
-        columns=None if columns is None else _several(columns),
-        drop=_several(drop or ()),
-        kinds=kinds,
-        decimal=decimal,
-        day_first=day_first,
-        task=task,
-        seed=seed,
-    )
+        held_out = last_domain(_domains(path, options))
+    return from_table(path, **options, held_out=held_out, seed=seed)
 
 
 def domains(
     *, file: str | None = None, label: str | None = None, domain: str | None = None, **others: Any
 ) -> tuple[str, ...]:
     """Those that ``held_out`` can hold out."""
-    path, roles = needed("table", "file", file, "your own table"), _named(label, domain)
-    columns = read_table(path)
-    need_column(roles["label"], columns, "label")
-    return domains_of(columns[need_column(roles["domain"], columns, "domain")], roles["domain"]).names
+    options = {name: value for name, value in others.items() if name not in ("digest", "held_out", "seed")}
+    options |= {
+        name: _several(options[name]) for name in ("columns", "drop") if options.get(name) is not None
+    }
+    return _domains(needed("table", "file", file, "your own table"), options | _named(label, domain))
+
+
+def _domains(path: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
+    domains = content_of(path, **options).domains
+    assert domains is not None
+    return domains.names
 
 
 def comparison(data: DomainData) -> dict[str, Any]:

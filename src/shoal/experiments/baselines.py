@@ -230,7 +230,7 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         )
     written: dict[str, Any] = {"run": config.to_dict(), "options": {}, **surroundings(processes.device)}
     with Journal(folder, processes, config=written) as journal:
-        journal.begin(written)
+        journal.write_config(written)
         journal.restore()
         for line in lines:
             journal.line({**line, "seconds": record.seconds})

@@ -26,7 +26,8 @@ from torch import Tensor
 from shoal.data.batch import DomainData, Examples, batch_of, tensors_in
 from shoal.data.loader import seeded
 from shoal.data.splits import assigning_entries
-from shoal.data.table import Category, Preprocessing
+from shoal.data.tables import Encoder
+from shoal.data.tables.encode import Category
 from shoal.errors import InputError
 from shoal.experiments import shift_tests as tests
 from shoal.experiments.protocol import all_domains
@@ -195,7 +196,7 @@ def columns_of(data: DomainData, x: Any) -> tuple[Column, ...]:
     columns = [(f"feature {n + 1}", [""]) for n in range(x.shape[1])]
     if data.inputs.get("kind") == "table":
         columns = []
-        for step in Preprocessing.from_dict(data.inputs).steps:
+        for step in Encoder.from_dict(data.inputs).steps:
             if isinstance(step, Category):
                 names = [f"= {v}" for v in step.values] + ["= other"] * step.other
             else:

@@ -1,6 +1,6 @@
 """How a new table differs from the columns that a model was trained on, column by column.
 
-Both are given as summaries (:func:`shoal.data.table.summary`): quantiles of numbers, shares of categories,
+Both are given as summaries (:mod:`shoal.data.tables.encode`): quantiles of numbers, shares of categories,
 the share that is missing. A column is flagged if the two differ by more than sampling explains
 (Kolmogorov–Smirnov for numbers, χ² for categories and for missing cells; p below 0.01 divided by the number
 of tests) and by enough to matter. Where rows belong to entities, all rows of one count as one in the tests.

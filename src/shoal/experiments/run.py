@@ -33,7 +33,6 @@ from shoal.models import build, lora
 from shoal.models.backbones import Backbone, Frozen
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
-from shoal.training import predictions
 from shoal.training.calibration import calibrated
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder, check_files
@@ -218,7 +217,7 @@ def _run_in_folder(
         if not weights and not options.get("checkpoint_every"):
             journal = BriefJournal(folder, setup.processes, signals=signals, **given)
         with journal:
-            journal.begin(metadata)
+            journal.write_config(metadata)
             record = _train(config, job, journal)
             finished = record.status == "finished"
             if finished and setup.options["predictions"]:
@@ -288,6 +287,8 @@ def first_weights(config: RunConfig, model: nn.Module) -> dict[str, str]:
 
 def write_predictions(setup: Setup, config: RunConfig, folder: Path) -> None:
     """In WILDS' form; a dataset with an option ``fold`` is told apart by that and not by seeds."""
+    from shoal.training import predictions
+
     dataset = str(config.dataset).lower().replace("_", "-")
     options = inspect.signature(sets.registry.module(dataset).load).parameters
     replicate = ("seed", str(config.seed))

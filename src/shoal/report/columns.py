@@ -36,16 +36,41 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
     return [clean(line) for line in [*lines, *report.get("remarks", ())]]
 
 
+def labels(report: Mapping[str, Any], most: int = 20) -> list[str]:
+    """The task, and a row per domain with its rows of each class, or the mean label."""
+    if "task" not in report:
+        return []
+    classes = report["classes"]
+    count = f", {len(classes)} classes" if classes else ""
+    lines = [f"task: {report['task']}{count}"]
+    if (domains := report.get("domains")) is None:
+        return lines
+    shown = classes[:6] if classes else ["mean", "sd"]
+    more = ["others"] if len(classes) > 6 else []
+    found = Table(["domain", "rows", *(cut(clean(str(name)), WIDEST) for name in shown), *more])
+    for each in domains[:most]:
+        numbers = [each[name] for name in shown] if not classes else [each["classes"][c] for c in shown]
+        rest = [each["rows"] - sum(numbers)] if more else []
+        cells = [f"{n:,}" if isinstance(n, int) else f"{n:.4g}" for n in (each["rows"], *numbers, *rest)]
+        found.add(cut(clean(each["domain"]), WIDEST), *cells)
+    left = [f"… and {len(domains) - most:,} more domains"] if len(domains) > most else []
+    return [*lines, "", found.text(), *left]
+
+
 def text(report: Mapping[str, Any], width: int = 110) -> str:
-    """For a terminal: the table, then the warnings."""
-    count, warnings = len(report["columns"]), remarks(report)
+    """For a terminal: the columns, the labels and domains, then warnings and problems."""
+    count = len(report["columns"])
     lines = [
         f"{clean(report['file'])}: {report['rows']:,} rows, {count:,} columns",
         table(report, MOST).text(),
     ]
     if count > MOST:
         lines.append(f"… and {count - MOST:,} more columns (all in columns.json, or with --json)")
-    if warnings:
-        lines += ["", f"{len(warnings)} warning{'s' * (len(warnings) != 1)}:"]
-        lines += [textwrap.fill(w, width, initial_indent="- ", subsequent_indent="  ") for w in warnings]
+    if described := labels(report):
+        lines += ["", *described]
+    for what, found in (("warning", remarks(report)), ("problem", report.get("problems", ()))):
+        if found:
+            lines += ["", f"{len(found)} {what}{'s' * (len(found) != 1)}:"]
+            filled = (clean(line) for line in found)
+            lines += [textwrap.fill(w, width, initial_indent="- ", subsequent_indent="  ") for w in filled]
     return "\n".join(lines)

@@ -15,9 +15,8 @@ import shoal
 from shoal.experiments.progress import duration
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import summarize
-from shoal.report import charts, compare, diagnose, runs
+from shoal.report import charts, compare, diagnose, model, runs
 from shoal.report import columns as of_columns
-from shoal.report.importance import table
 from shoal.report.tables import cell, clean, listed, many
 
 TEMPLATES = Path(__file__).parent
@@ -32,11 +31,12 @@ def comparison_page(
     title: str | None = None,
     notes: Sequence[str] = (),
     importance: Result | None = None,
+    calibration: Result | None = None,
 ) -> str:
     """The page of a comparison, from its plain data and the records of its runs.
 
-    ``columns`` is the report on the columns of a table, ``notes`` names files that could not be read, and
-    ``importance`` is that of the columns.
+    ``columns`` is the report on the columns of a table, ``notes`` names files that could not be read,
+    ``importance`` is that of the columns, and ``calibration`` that of the model that was trained.
     """
     from shoal.experiments.recommend import over_domains
 
@@ -75,7 +75,9 @@ def comparison_page(
     }
     if importance:
         parts["importance"] = {"of": importance["algorithm"], "metric": importance["metric"]}
-        parts["importance"] |= {"table": table(importance)}
+        parts["importance"] |= {"table": model.table(importance)}
+    if calibration:
+        parts["calibration"] = model.calibration(calibration)
     pair = over_domains(rows[first], rows[versus["to"]]) if versus else None
     if versus and pair and pair["low"] is not None:
         parts["decision"] = charts.differences({f"{first} − {versus['to']}": pair}, metric)
@@ -110,9 +112,13 @@ def sweep_page(
 
 
 def runs_page(
-    records: Records, title: str | None = None, columns: Result | None = None, notes: Sequence[str] = ()
+    records: Records,
+    title: str | None = None,
+    columns: Result | None = None,
+    notes: Sequence[str] = (),
+    calibration: Result | None = None,
 ) -> str:
-    """The page of a run, or of the same run with several seeds."""
+    """The page of a run, or of the same run with several seeds; ``calibration`` is that of the first."""
     finished = [record for record in records if record.status == "finished"]
     name = f"{records[0].config.name} on {records[0].config.dataset}"
     lead, tables = f"{name}, {many(len(records), 'run')}, {len(finished):,} finished.", []
@@ -124,7 +130,8 @@ def runs_page(
         lead += f" Test {metric}: {cell(summarize([value for _, value in known], metric))}"
         lead += " %." if metric == "accuracy" else "."
     title = title or f"Report on {name}"
-    return _page(title, records, {name: finished}, (), columns, notes, lead=[lead], tables=tables)
+    parts = {"calibration": model.calibration(calibration)} if calibration else {}
+    return _page(title, records, {name: finished}, (), columns, notes, lead=[lead], tables=tables, **parts)
 
 
 def diagnosis_page(

@@ -48,52 +48,54 @@ class Tracking(Callback):
             raise InputError(f"track_every compares domains, and there is only one to train on ({only!r}).")
         slots = sampler.domains_per_step
         self.count = min(max(2, min(slots, LARGEST)), len(self.domains))
-        self._drawn: DomainBatchSampler | None = None
+        self._sampler: DomainBatchSampler | None = None
         """Draws the batches, if they are not those of the steps."""
         if sampler.draw != "domains" or sampler.by_size or slots < self.count:
             seed = sampler.seed
             if sampler.draw != "regrouped":  # otherwise these are the examples of the step, by domain
                 seed = int(key(seed, DRAWN)[0] >> np.uint64(1))
-            self._drawn = DomainBatchSampler(self.domains, sampler.batch_size, self.count, seed=seed, steps=1)
-        self.found: list[dict[str, Any]] = []
-        """What was measured; only the newest has its matrix."""
-        self._unread: list[Measured] = []
-        self._unread_after: list[Measured] = []
-        self._again: MetaBatch | None = None
+            self._sampler = DomainBatchSampler(
+                self.domains, sampler.batch_size, self.count, seed=seed, steps=1
+            )
+        self.measurements: list[dict[str, Any]] = []
+        """Only the newest has its matrix; the log has all of them."""
+        self._unread: list[tuple[Measured, Measured | None]] = []
+        self._batch: MetaBatch | None = None
 
     def before_step(self, state: State) -> None:
-        self._again = None
+        self._batch = None
         if state.step % (self.setup.options["track_every"] or 1) == 0:
             batch = self.measure(state.step, state.batch)
-            self._again = batch if self.setup.options["track_after"] else None
+            self._batch = batch if self.setup.options["track_after"] else None
 
     def on_step(self, state: State) -> None:
-        if self._again is not None:
-            self._unread_after.append(self._compare(state.step - 1, self._again))
+        if self._batch is not None:
+            self._unread[-1] = (self._unread[-1][0], self._compare(state.step - 1, self._batch))
 
-    def on_sync(self, state: State) -> None:
-        for found in self.read():
-            if self.found:
-                self.found[-1].pop("matrix", None)
-            self.found.append(dict(found))
+    def flush(self) -> None:
+        """Write down what was measured; this waits for the device."""
+        for point in self.read():
+            if self.measurements:
+                self.measurements[-1].pop("matrix", None)
+            self.measurements.append(dict(point))
             if self.write_line is not None:
-                self.write_line({"phase": "agreement", **found})
+                self.write_line({"phase": "agreement", **point})
 
     def state_dict(self) -> dict[str, Any]:
-        return {"found": self.found}
+        return {"measurements": self.measurements}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.found = [dict(found) for found in state["found"]]
+        self.measurements = [dict(point) for point in state["measurements"]]
 
     def measure(self, step: int, batch: MetaBatch | None = None) -> MetaBatch:
-        """Measures at a step, whose batch is ``batch``; nothing waits for the device. Returns what on."""
-        if self._drawn is not None or batch is None:
+        """Measure at a step with this batch, without waiting for the device; returns the batch used."""
+        if self._sampler is not None or batch is None:
             setup = self.setup
-            sampler = self._drawn or setup.sampler
+            sampler = self._sampler or setup.sampler
             batch = next(iter(setup.loader(sampler, step, step + 1, workers=0)))
         sizes = batch.sizes[: self.count]
         batch = batch.rows(slice(sum(sizes)), sizes)
-        self._unread.append(self._compare(step, batch))
+        self._unread.append((self._compare(step, batch), None))
         return batch
 
     def _compare(self, step: int, batch: MetaBatch) -> Measured:
@@ -102,19 +104,22 @@ class Tracking(Callback):
         # A model may draw from any of the generators; `seeded` puts back those that are not torch's.
         with seeded(step), preserve_state(engine.algorithm):
             for block in batch.split():
-                found, _ = engine.mean_gradient(block)
-                gradients.append([g.float() if g.dtype.itemsize < 4 else g for g in found])
+                gradient, _ = engine.mean_gradient(block)
+                gradients.append([g.float() if g.dtype.itemsize < 4 else g for g in gradient])
         engine.extra_loss = extra
         names = [self.domains.names[n] for n in batch.ids.tolist()]
         return step, names, gram_matrix(gradients), sign_agreement(gradients)
 
     def read(self) -> list[dict[str, Any]]:
-        """What was measured since it was last read; this waits for the device."""
-        found, after = list(map(_plain, self._unread)), list(map(_plain, self._unread_after))
-        self._unread, self._unread_after = [], []
-        for point, again in zip(found, after, strict=False):  # none, unless they are measured
-            point["after"] = {k: again[k] for k in ("mean_cosine", "mean_inner_product", "sign_agreement")}
-        return found
+        """What was measured since it was last read."""
+        unread, self._unread = self._unread, []
+        points = []
+        for before, after in unread:
+            points.append(_plain(before))
+            if after is not None:
+                again, names = _plain(after), ("mean_cosine", "mean_inner_product", "sign_agreement")
+                points[-1]["after"] = {name: again[name] for name in names}
+        return points
 
 
 def _plain(measured: Measured) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def _plain(measured: Measured) -> dict[str, Any]:
     step, names, gram, signs = measured
     gram = gram.cpu().double()
     matrix = cosines(gram)
-    found: dict[str, Any] = {
+    point: dict[str, Any] = {
         "step": step,
         "domains": list(names),
         "mean_cosine": _number(mean_of_pairs(matrix)),
@@ -130,8 +135,8 @@ def _plain(measured: Measured) -> dict[str, Any]:
         "sign_agreement": _number(signs),
     }
     if len(matrix) <= LARGEST:
-        found["matrix"] = [[_number(v) for v in row] for row in matrix.tolist()]
-    return found
+        point["matrix"] = [[_number(v) for v in row] for row in matrix.tolist()]
+    return point
 
 
 def _number(value: float | Tensor) -> float | None:

@@ -71,7 +71,7 @@ class State:
     losses: Tensor | None = None
     """One per domain of the newest step, on the device: to read it is to wait for the step."""
     draw: Draw | None = None
-    """Which examples in memory the step takes, if it takes those."""
+    """Which examples the step takes, if they are in memory."""
     gather: Callable[[Draw], MetaBatch] | None = None
     line: Mapping[str, Any] = field(default_factory=dict)
     """The newest line of the log."""
@@ -87,17 +87,16 @@ class State:
             self._batch = self.gather(self.draw)
         return self._batch
 
-    def take(self, given: MetaBatch | Draw) -> None:
-        """Notes the data of the next step."""
-        self.draw, self._batch = (None, given) if isinstance(given, MetaBatch) else (given, None)
+    @batch.setter
+    def batch(self, data: MetaBatch | Draw) -> None:
+        self.draw, self._batch = (None, data) if isinstance(data, MetaBatch) else (data, None)
 
     @property
     def ids(self) -> Tensor:
         """The domain of each block of the step, (S,)."""
-        if self._batch is None and self.draw is not None:
-            return self.draw.ids
-        assert self._batch is not None
-        return self._batch.ids
+        data = self.draw if self._batch is None else self._batch
+        assert data is not None
+        return data.ids
 
     @property
     def point(self) -> Point:
@@ -124,11 +123,8 @@ class Callback:
     def on_step(self, state: State) -> None:
         """Called after every step."""
 
-    def on_sync(self, state: State) -> None:
-        """Called every half second or so, just before losses are read from the device."""
-
     def on_progress(self, state: State) -> None:
-        """Called after that, and after evaluations, with a note on progress in ``state.note``."""
+        """Called every half second or so and after evaluations, with a note on progress in ``state.note``."""
 
     def on_log(self, state: State) -> None:
         """Called with a new log entry in ``state.line``."""
@@ -155,33 +151,30 @@ class CallbackError(InputError):
 
 
 class Callbacks:
-    """Several as one: ``ours``, whose errors are their own, and then the user's."""
+    """Several as one: ``internal`` ones, whose errors are passed on, and then the user's, whose are named."""
 
-    def __init__(self, ours: Iterable[Callback], own: Iterable[Callback]) -> None:
-        self.ours, self.own = list(ours), list(own)
-        self._called: dict[str, list[Callback]] = {}
+    def __init__(self, internal: Iterable[Callback], users: Iterable[Callback]) -> None:
+        self.internal, self.users = list(internal), list(users)
+        self._overriding: dict[str, list[Callback]] = {}
 
-    def add(self, ours: Iterable[Callback]) -> None:
-        self.ours += ours
-        self._called = {}
+    def add(self, internal: Iterable[Callback]) -> None:
+        self.internal += internal
+        self._overriding = {}
 
-    def __call__(self, event: str, state: State, failing: bool = False) -> None:
-        """While ``failing`` with an error, another one is not raised."""
-        if event not in self._called:
-            base, every = getattr(Callback, event), [*self.ours, *self.own]
-            overridden = [c for c in every if getattr(getattr(c, event), "__func__", None) is not base]
-            self._called[event] = overridden
-        for callback in self._called[event]:
+    def __call__(self, event: str, state: State) -> None:
+        if event not in self._overriding:
+            base, every = getattr(Callback, event), [*self.internal, *self.users]
+            overriding = [c for c in every if getattr(getattr(c, event), "__func__", None) is not base]
+            self._overriding[event] = overriding
+        for callback in self._overriding[event]:
             try:
                 getattr(callback, event)(state)
             except Exception as error:
-                if failing:
-                    continue
-                if callback in self.ours or isinstance(error, (InputError, Diverged)):
+                if callback in self.internal or isinstance(error, (InputError, Diverged)):
                     raise
                 first = f"{type(error).__name__}: {error}".splitlines()[0]
-                kept = "; its newest checkpoint can be resumed" if state.folder else ""
+                resumable = "; its newest checkpoint can be resumed" if state.folder else ""
                 raise CallbackError(
                     f"callback {type(callback).__qualname__} failed in {event} at step {state.step} of "
-                    f"{state.label} ({first}){kept}."
+                    f"{state.label} ({first}){resumable}."
                 ) from error

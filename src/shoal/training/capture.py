@@ -29,7 +29,7 @@ from shoal.training.engine import Engine
 
 WARM_UP = 3
 """Steps run in the ordinary way before the capture: state that is made lazily must exist by then."""
-KEPT = 64
+LOGS = 64
 """Steps whose log a graph keeps; it is read at least so often."""
 
 
@@ -46,7 +46,7 @@ class Steps:
         self.reason = "capture=False" if capture is False else why_not(engine)
         if capture and self.reason is not None:
             raise InputError(f"capture=True is not possible: {self.reason}.")
-        self.asked, self.draws, self.warm = bool(capture), False, 0
+        self.required, self.draws, self.warm = bool(capture), False, 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: MetaBatch | None = None
         self.plan: Tensor | None = None
@@ -57,21 +57,24 @@ class Steps:
     def __call__(self, state: State, seed: int) -> Log:
         """A step, under random numbers that ``seed`` has set."""
         if self.reason is not None or not self._load(state):
-            assert state.batch is not None
-            return self.engine.step(state.batch, state.step)
+            return self._eager(state)
         if self.warm < WARM_UP:
             return self._warm_up(state)
-        if self.graph is None and not self._capture(state):
-            assert state.batch is not None
+        if self.graph is None:
+            self._capture(state)
+        if self.graph is None:
             seed_all(seed, self.engine.device)  # the attempt may have drawn numbers
-            return self.engine.step(state.batch, state.step)
-        assert self.graph is not None
+            return self._eager(state)
         self.graph.replay()
-        row, found, at = self.table[state.step % KEPT], {}, 0
+        row, log, at = self.table[state.step % LOGS], {}, 0
         for name, shape in self.shapes.items():
-            found[name] = row[at : at + shape.numel()].view(shape)
+            log[name] = row[at : at + shape.numel()].view(shape)
             at += shape.numel()
-        return found
+        return log
+
+    def _eager(self, state: State) -> Log:
+        assert state.batch is not None
+        return self.engine.step(state.batch, state.step)
 
     def _load(self, state: State) -> bool:
         """Puts what a step reads where the graph reads it; whether it has the shapes of the first."""
@@ -88,11 +91,8 @@ class Steps:
             x = map_nest(lambda part: part.clone() if isinstance(part, Tensor) else part, batch.x)
             weight = None if batch.weight is None else batch.weight.clone()
             self.batch = MetaBatch(x, batch.y.clone(), batch.domain.clone(), batch.sizes, weight)
-        own, given = self.batch.tensors, batch.tensors
-        same = [_kind(t) for t in own] == [_kind(t) for t in given] and self.batch.sizes == batch.sizes
-        same = same and _others(self.batch.x) == _others(batch.x)
-        if same:
-            torch._foreach_copy_(own, given)
+        if same := _form(self.batch) == _form(batch):
+            torch._foreach_copy_(self.batch.tensors, batch.tensors)
             self.number.fill_(state.step)
         return same
 
@@ -107,28 +107,25 @@ class Steps:
     def _warm_up(self, state: State) -> Log:
         """A step as it is written, on a stream of its own."""
         self.warm += 1
-        before, drawn = _outside(self.engine), self._random_state()
-        now, stream = torch.cuda.current_stream(self.engine.device), torch.cuda.Stream(self.engine.device)
+        device = self.engine.device
+        before, drawn = _outside(self.engine), torch.cuda.get_rng_state(device)
+        now, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         stream.wait_stream(now)
         with torch.cuda.stream(stream):
-            found = self._step(state)
+            log = self._step(state)
         now.wait_stream(stream)
         if self.warm == WARM_UP and _outside(self.engine) != before:
-            self.reason = "it draws random numbers on the CPU or changes a Python variable"
-            self._tell()
-        self.draws = not torch.equal(self._random_state(), drawn)
-        self.shapes = {name: value.shape for name, value in found.items()}
-        packed = torch.cat([value.reshape(-1) for value in found.values()])
-        self.table = packed.new_zeros(KEPT, len(packed))
-        return found
+            self._give_up("it draws random numbers on the CPU or changes a Python variable")
+        self.draws = not torch.equal(torch.cuda.get_rng_state(device), drawn)
+        self.shapes = {name: value.shape for name, value in log.items()}
+        packed = torch.cat([value.reshape(-1) for value in log.values()])
+        self.table = packed.new_zeros(LOGS, len(packed))
+        return log
 
-    def _random_state(self) -> Tensor:
-        return torch.cuda.get_rng_state(self.engine.device)
-
-    def _capture(self, state: State) -> bool:
+    def _capture(self, state: State) -> None:
         graph, collecting = torch.cuda.CUDAGraph(), gc.isenabled()
         gc.collect()
-        gc.disable()  # a graph of an earlier run that is thrown away now would spoil this one
+        gc.disable()  # a graph of an earlier run that is thrown away meanwhile would invalidate this one
         replay.random_in_graph = self.draws
         try:
             # Other threads, which pin memory for the loader, may do so meanwhile.
@@ -137,13 +134,12 @@ class Steps:
                 log = self._step(state)
                 packed = torch.cat([log[name].reshape(-1) for name in self.shapes])
                 number = self.number if self.plan is None else self.plan[-1]
-                self.table.index_copy_(0, (number % KEPT).reshape(1), packed[None])
+                self.table.index_copy_(0, (number % LOGS).reshape(1), packed[None])
             self.graph = graph
         except RuntimeError as error:
             for p in self.engine.params:
                 p.grad = None
-            self.reason = (str(error).splitlines() or [""])[0]
-            self._tell()
+            self._give_up((str(error).splitlines() or [""])[0])
             # A capture that fails leaves the generator of the device in it; with a new state it is out of it.
             generator = torch.cuda.default_generators[self.engine.device.index or 0]
             generator.graphsafe_set_state(torch.Generator(self.engine.device).graphsafe_get_state())
@@ -151,11 +147,11 @@ class Steps:
             replay.random_in_graph = False
             if collecting:
                 gc.enable()
-        return self.graph is not None
 
-    def _tell(self) -> None:
-        message = f"steps are not captured as a CUDA graph: {self.reason}"
-        if self.asked:
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        message = f"steps are not captured as a CUDA graph: {reason}"
+        if self.required:
             warnings.warn(message, stacklevel=4)
         else:
             logging.getLogger("shoal").info(message)
@@ -174,28 +170,26 @@ def why_not(engine: Engine) -> str | None:
     for name, module in engine.algorithm.named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
         for hook in (hook for each in hooks for hook in each.values()):
-            own = getattr(hook, "__module__", None) or type(hook).__module__
-            if not str(own).startswith("shoal."):
+            home = getattr(hook, "__module__", None) or type(hook).__module__
+            if not str(home).startswith("shoal."):
                 return f"{name!r} has a hook, which a graph would not call"
     return None
 
 
-def _others(x: Any) -> list[Any]:
-    return [part for part in leaves(x) if not isinstance(part, Tensor)]
-
-
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.stride()
+def _form(batch: MetaBatch) -> tuple[Any, ...]:
+    """What must be the same in all batches of a graph: shapes, types and layouts, and what is no tensor."""
+    tensors = [(t.shape, t.dtype, t.stride()) for t in batch.tensors]
+    return tensors, batch.sizes, [part for part in leaves(batch.x) if not isinstance(part, Tensor)]
 
 
 def _outside(engine: Engine) -> tuple[Any, ...]:
-    """What a graph does not see: the CPU's random numbers, and plain values that modules keep."""
+    """What a graph does not see: the CPU's random numbers, and plain values that modules have."""
     numpy: Any = np.random.get_state()
     drawn = torch.get_rng_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
-    kept = [
+    values = [
         (name, value)
         for module in engine.algorithm.modules()
         for name, value in vars(module).items()
         if isinstance(value, (bool, int, float, str))
     ]
-    return *drawn, kept
+    return *drawn, values

@@ -21,6 +21,8 @@ from shoal.tensors import like
 from shoal.training.processes import Processes
 
 Precision = Literal["fp32", "bf16"]
+NORM_EVERY = 10
+"""Steps between two measurements of the gradient's norm, unless it is clipped or in a CUDA graph."""
 
 
 class ExtraLoss(Protocol):
@@ -71,20 +73,20 @@ class Engine:
         self.extra_loss: ExtraLoss | None = None
         self.gradient_hooks: list[Callable[[Sequence[Any], Sequence[Tensor]], list[Tensor]]] = []
         self._norms: list[Tensor] = []
+        self._measures = True
         for each in (optimizer, *self.auxiliary.values()):
             _use_fused(each)
 
     def step(self, batch: MetaBatch, step: int | Tensor) -> Log:
-        """One step of the algorithm; its log, with the mean ``norm`` of the gradients that were applied."""
+        """One step of the algorithm; its log, now and then with the mean ``norm`` of its gradients."""
         self._norms = []
-        log = _checked(self.algorithm, self.algorithm.step(batch, self, step))
+        self._measures = isinstance(step, Tensor) or step % NORM_EVERY == 0
+        log = self.algorithm.step(batch, self, step)
+        _check_log(self.algorithm, log)
         if self._norms:
             log["norm"] = self._norms[0] if len(self._norms) == 1 else torch.stack(self._norms).mean()
         if self.processes.count > 1:
-            floating = [b for b in self.algorithm.model.buffers() if b.is_floating_point()]
-            with torch.no_grad():
-                for buffer, mean in zip(floating, self.average(floating), strict=True):
-                    buffer.copy_(mean)
+            self.average_buffers()
         return log
 
     def forward(self, batch: MetaBatch, part: nn.Module | None = None) -> Outputs:
@@ -103,36 +105,74 @@ class Engine:
                 algorithm.extractor.attach()  # also before and after a training
                 output = call(model, batch.x)
                 features = algorithm.extractor.take()
-        return Outputs(full_precision(output), full_precision(features), batch)
+        if features is not None:
+            features = full_precision(features)
+        return Outputs(full_precision(output), features, batch)
 
     def mean_gradient(
         self, batch: MetaBatch, objective: Objective | None = None, forward: Forward | None = None
     ) -> tuple[Gradient, Log]:
         if self.accumulate == 1 and self.processes.count == 1:
-            return self._whole_gradient(batch, objective or self._mean_loss, forward)
+            loss, log, extra = self._loss(batch, objective or self._mean_loss, forward)
+            return gradient(loss if extra is None else loss + extra, self.params), log
         pieces = batch.pieces(self.accumulate)
         total: Gradient = []
-        log: Log = {}
+        log = {}
         for piece, scale in zip(pieces, self._scales(batch, pieces), strict=True):
-            loss, part, extra = self._loss(piece, objective or partial(self._mean_loss, scale=scale), forward)
-            fraction = len(piece) / len(batch)
+            part = len(piece) / len(batch)  # of what this process has
+            loss, values, extra = self._loss(
+                piece, objective or partial(self._mean_loss, scale=scale), forward
+            )
             if objective is not None:
-                loss = loss * (fraction * self.share)
+                loss = loss * (part * self.share)
             if extra is not None:
-                loss = loss + extra * (fraction * self.share)
-            found = gradient(loss, self.params)
-            log = {k: log.get(k, 0.0) + v * fraction for k, v in part.items()}
-            total = list(torch._foreach_add(total, found)) if total else found
-            del loss, found  # the graph, before the next one is made
+                loss = loss + extra * (part * self.share)
+            each = gradient(loss, self.params)
+            total = list(torch._foreach_add(total, each)) if total else each
+            log = {name: log.get(name, 0.0) + value * part for name, value in values.items()}
+            del loss, each  # the graph, before the next one is made
         return self.processes.sum(total), log
 
+    def gradient(self, batch: MetaBatch, objective: Objective) -> tuple[Gradient, Log]:
+        if self.accumulate > 1:
+            raise InputError(cannot_accumulate(self.algorithm, self.accumulate))
+        if self.processes.count == 1:
+            return self.mean_gradient(batch, objective)
+        with nullcontext() if self.extra_loss is None else self.extra_loss.collecting():
+            out = self.forward(batch)
+        whole, inputs = self._gathered(out)
+        loss, log = _checked_loss(objective(whole))
+        slopes = gradient(loss, [*inputs, *self.params])
+        rows = self._rows(batch)
+        pairs = [(t, g[rows]) for t, g in zip(_floating(out), slopes, strict=False) if t.requires_grad]
+        if self.extra_loss is not None:
+            extra = self.extra_loss.take() * self.share
+            pairs.append((extra, torch.ones_like(extra)))
+        through, their_slopes = zip(*pairs, strict=True)
+        own = torch.autograd.grad(through, self.params, their_slopes, allow_unused=True)
+        # What the objective takes from parameters directly is the same in all processes.
+        direct = [g / self.processes.count for g in slopes[len(inputs) :]]
+        total = [d if g is None else d + g for d, g in zip(direct, own, strict=True)]
+        return self.processes.sum(total), log
+
+    def _loss(
+        self, batch: MetaBatch, objective: Objective, forward: Forward | None
+    ) -> tuple[Tensor, Log, Tensor | None]:
+        """The objective, its log, and the extra loss of the same forward pass."""
+        if self.extra_loss is None:
+            out = (forward or self.forward)(batch)
+            return *_checked_loss(objective(out)), None
+        with self.extra_loss.collecting():
+            out = (forward or self.forward)(batch)
+        return *_checked_loss(objective(out)), self.extra_loss.take()
+
     def _mean_loss(self, out: Outputs, scale: Tensor | None = None) -> tuple[Tensor, Log]:
+        """The mean over blocks of their mean losses, each times ``scale``."""
         if scale is None and len(out.batch.sizes) == 1:
             loss = self.algorithm.mean_loss(out)
             return loss, {"losses": loss.detach().reshape(1)}
         losses = self.algorithm.losses(out)
-        loss = losses.mean() if scale is None else (losses * scale).mean()
-        return loss, {"losses": losses.detach()}
+        return (losses if scale is None else losses * scale).mean(), {"losses": losses.detach()}
 
     def _scales(self, batch: MetaBatch, pieces: Sequence[MetaBatch]) -> list[Tensor]:
         """By what the mean loss of each block of each piece counts in that of the whole block."""
@@ -146,83 +186,46 @@ class Engine:
         (whole,) = self.processes.sum([normalizers.sum(0)])
         return list(normalizers / whole)
 
-    def gradient(self, batch: MetaBatch, objective: Objective) -> tuple[Gradient, Log]:
-        if self.accumulate > 1:
-            raise InputError(cannot_accumulate(self.algorithm, self.accumulate))
-        if self.processes.count == 1:
-            return self._whole_gradient(batch, objective)
-        with self._collecting():
-            out = self.forward(batch)
-        whole, inputs = self._gathered(out)
-        loss, log = _checked_loss(objective, whole)
-        slopes = gradient(loss, [*inputs, *self.params])
-        # What the objective takes from parameters directly, all processes alike have found.
-        total = [g / self.processes.count for g in slopes[len(inputs) :]]
-        rows = self._rows(batch)
-        pairs = [(t, g[rows]) for t, g in zip(_floating(out), slopes, strict=False) if t.requires_grad]
-        if self.extra_loss is not None:
-            extra = self.extra_loss.take() * self.share
-            pairs.append((extra, torch.ones_like(extra)))
-        found = torch.autograd.grad(
-            [t for t, _ in pairs], self.params, [g for _, g in pairs], allow_unused=True
-        )
-        total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
-        return self.processes.sum(total), log
-
-    def _whole_gradient(
-        self, batch: MetaBatch, objective: Objective, forward: Forward | None = None
-    ) -> tuple[Gradient, Log]:
-        loss, log, extra = self._loss(batch, objective, forward)
-        return gradient(loss if extra is None else loss + extra, self.params), log
-
-    def _loss(
-        self, batch: MetaBatch, objective: Objective, forward: Forward | None = None
-    ) -> tuple[Tensor, Log, Tensor | None]:
-        """The objective, its log, and the extra loss of the same forward pass."""
-        with self._collecting():
-            out = (forward or self.forward)(batch)
-        loss, log = _checked_loss(objective, out)
-        return loss, log, None if self.extra_loss is None else self.extra_loss.take()
-
-    def _collecting(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.extra_loss is None else self.extra_loss.collecting()
-
     def gather(self, out: Outputs) -> Outputs:
         return out if self.processes.count == 1 else self._gathered(out)[0]
 
     def _gathered(self, out: Outputs) -> tuple[Outputs, list[Tensor]]:
         """The outputs of the whole meta-batch, and the tensors in them that have a gradient."""
         rows, batch = self._rows(out.batch), out.batch
-        weights = [] if batch.weight is None else [batch.weight]
-        parts = [*_floating(out), batch.y, batch.domain, *weights]
+        floating, weights = _floating(out), [] if batch.weight is None else [batch.weight]
         wholes = []
-        for part in parts:
+        for part in (*floating, batch.y, batch.domain, *weights):
             whole = part.new_zeros(round(len(part) / self.share), *part.shape[1:])
             whole[rows] = part.detach()
             wholes.append(whole)
         wholes = self.processes.sum(wholes)
-        inputs = [t.requires_grad_() for t in wholes[: len(parts) - 2 - len(weights)]]
-        y, domain, *weight = wholes[len(inputs) :]
-        flat, shape = tree_flatten((out.output, out.features))
-        rest = iter(inputs)
-        output, features = tree_unflatten([next(rest) if _has_rows(t) else t for t in flat], shape)
+        inputs = [t.requires_grad_() for t in wholes[: len(floating)]]
+        y, domain, *weight = wholes[len(floating) :]
         sizes = tuple(round(n / self.share) for n in batch.sizes)
+        output, features = _with_floating(out, inputs)
         return Outputs(output, features, MetaBatch(None, y, domain, sizes, *weight)), inputs
 
     def _rows(self, batch: MetaBatch) -> Tensor:
         """Where the examples of this process are in the whole meta-batch: every n-th of each block."""
         index, count = self.processes.index, self.processes.count
-        found, start = [], 0
+        rows, start = [], 0
         for size in batch.sizes:
             whole = round(size / self.share)
-            found.append(torch.arange(start + index, start + whole, count))
+            rows.append(torch.arange(start + index, start + whole, count))
             start += whole
-        return torch.cat(found).to(batch.y.device)
+        return torch.cat(rows).to(batch.y.device)
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self.processes.count == 1:
             return list(tensors)
         return self.processes.sum([t * self.share for t in tensors])
+
+    def average_buffers(self) -> None:
+        """Replace floating-point buffers, such as BatchNorm's statistics, by their means over processes."""
+        buffers = [b for b in self.algorithm.model.buffers() if b.is_floating_point()]
+        if buffers and self.processes.count > 1:
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, self.average(buffers))
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         if self.processes.count == 1:
@@ -232,18 +235,19 @@ class Engine:
     def apply(self, gradient: Sequence[Tensor], auxiliary: str | None = None) -> None:
         optimizer = self.optimizer if auxiliary is None else self.auxiliary[auxiliary]
         params, gradients = self.params if auxiliary is None else _parameters(optimizer), list(gradient)
-        if auxiliary is None:
-            for hook in self.gradient_hooks:
-                gradients = hook(params, gradients)
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            self._norms.append(norm)
-            if self.clip is not None:
-                gradients = list(torch._foreach_mul(gradients, (self.clip / norm).clamp(max=1.0)))
         if len(gradients) != len(params):
             raise InputError(
                 f"there are {len(gradients)} gradients for {len(params)} parameters; the algorithm must give "
                 "one for each of engine.params, in their order."
             )
+        if auxiliary is None:
+            for hook in self.gradient_hooks:
+                gradients = hook(params, gradients)
+            if self._measures or self.clip is not None:
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+                self._norms.append(norm)
+                if self.clip is not None:
+                    gradients = list(torch._foreach_mul(gradients, (self.clip / norm).clamp(max=1.0)))
         for p, g in zip(params, gradients, strict=True):
             p.grad = like(g, p) if g.ndim == 4 else g  # fused optimizers ask for the same layout
         optimizer.step()
@@ -259,21 +263,19 @@ def cannot_accumulate(algorithm: Algorithm, accumulate: int) -> str:
     )
 
 
-def _checked_loss(objective: Objective, out: Outputs) -> tuple[Tensor, Log]:
+def _checked_loss(result: Any) -> tuple[Tensor, Log]:
     """What an objective returns, if it is what it must be."""
-    found: Any = objective(out)
-    if isinstance(found, tuple) and len(found) == 2:
-        loss, log = found
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, log = result
         if isinstance(loss, Tensor) and loss.numel() == 1 and isinstance(log, dict):
             return loss, log
     raise InputError(
         "objective must return a pair: the loss as a tensor with one number, and the log as a dict of "
-        f"tensors; got {shown(found)}."
+        f"tensors; got {shown(result)}."
     )
 
 
-def _checked(algorithm: Algorithm, log: Any) -> Log:
-    """The log of a step, if it is one."""
+def _check_log(algorithm: Algorithm, log: Any) -> None:
     name = type(algorithm).__name__
     losses = log.get("losses") if isinstance(log, dict) else None
     if not isinstance(losses, Tensor) or losses.ndim != 1 or not len(losses):
@@ -286,7 +288,6 @@ def _checked(algorithm: Algorithm, log: Any) -> Log:
             raise InputError(
                 f"{name} logs {key!r}, which must be a tensor with one number; got {shown(value)}."
             )
-    return dict(log)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -295,9 +296,8 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def _joined(parts: Sequence[Outputs], batch: MetaBatch) -> Outputs:
     """The outputs of single blocks as those of the meta-batch."""
-    flat, shapes = zip(*(tree_flatten((part.output, part.features)) for part in parts), strict=True)
-    both = [torch.cat(same) if _has_rows(same[0]) else same[0] for same in zip(*flat, strict=True)]
-    output, features = tree_unflatten(both, shapes[0])
+    each = zip(*map(_floating, parts), strict=True)
+    output, features = _with_floating(parts[0], [torch.cat(same) for same in each])
     return Outputs(output, features, batch)
 
 
@@ -310,17 +310,23 @@ def _floating(out: Outputs) -> list[Tensor]:
     return [t for t in tree_flatten((out.output, out.features))[0] if _has_rows(t)]
 
 
-FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+def _with_floating(out: Outputs, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+    """The output and the features of ``out`` with these tensors in place of those of :func:`_floating`."""
+    flat, shape = tree_flatten((out.output, out.features))
+    rest = iter(tensors)
+    output, features = tree_unflatten([next(rest) if _has_rows(t) else t for t in flat], shape)
+    return output, features
 
 
 def _use_fused(optimizer: Optimizer) -> None:
-    """The fast implementation, where the user left it to torch; on CUDA one that a graph can hold."""
+    """The fast implementation, where the user left it to torch; on CUDA one that a graph can contain."""
     groups = optimizer.param_groups
     params = [p for group in groups for p in group["params"]]
-    known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
+    supported = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
+    supported = supported and type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
     undecided = all(g.get("fused") is None and g.get("foreach") is None for g in groups)
     for group in groups:
-        if type(optimizer) in FUSED and known and undecided and not optimizer.state:
+        if supported and undecided and not optimizer.state:
             group["fused"] = True
         if "capturable" in group and params[0].is_cuda and not optimizer.state:
             group["capturable"] = True

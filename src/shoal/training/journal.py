@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,25 +15,17 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.files import dump_yaml, read_yaml
-from shoal.training.callbacks import Callback
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.folder import RunFolder
+from shoal.training.loggers import Logger, Metrics, TensorBoard, WeightsAndBiases
 from shoal.training.processes import Processes
-from shoal.training.tracking import (
-    Logger,
-    Metrics,
-    TensorBoard,
-    WeightsAndBiases,
-    check_wandb,
-    has_tensorboard,
-)
 
 
 class Journal:
     """The log and the checkpoints of a training, in a folder that is locked meanwhile.
 
     Of several processes the main one writes and all of them read. A full disk costs checkpoints, never the
-    training: the last one that could be written stands.
+    training: the last one that could be written stays.
 
     Args:
         folder: folder of the run.
@@ -53,27 +46,29 @@ class Journal:
     ) -> None:
         self.folder, self.processes = RunFolder(folder), processes
         self.checkpoints = Checkpoints(self.folder.checkpoints)
-        if wandb and processes.main:
-            check_wandb()
         self.wandb, self.config, self.resume_hint = wandb, config or {}, resume_hint
         self.saved: int | None = None
         """The step of the newest checkpoint."""
         self.loggers: list[Logger] = []
+        """What writes the log, once :meth:`restore` was called."""
+        self._wandb: Logger | None = None  # one for all stages
         self._metrics: Metrics | None = None
-        self._shared: list[Logger] = []  # of the run that this is a stage of
         self._full = False
 
     def __enter__(self) -> Self:
         if self.processes.main:
             self.folder.__enter__()
             if self.wandb:
-                name = self.folder.path.name
-                self._shared.append(WeightsAndBiases(self.wandb, name, self.config, self.folder.path))
+                path = self.folder.path
+                self._wandb = WeightsAndBiases(self.wandb, path.name, self.config, path)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for logger in (*self.loggers, *(self._shared if self.wandb else ())):
-            logger.close()
+        for logger in self.loggers:
+            if logger is not self._wandb:
+                logger.close()
+        if self.wandb and self._wandb is not None:
+            self._wandb.close()
         if self.processes.main:
             self.folder.__exit__()
 
@@ -81,18 +76,13 @@ class Journal:
         """The journal of a stage of a recipe, in a folder of its own."""
         folder = self.folder.path / "stages" / name.replace(" ", "-")
         stage = Journal(folder, self.processes, resume_hint=self.resume_hint)
-        stage._shared = self._shared
+        stage._wandb = self._wandb
         return stage
 
-    @property
-    def callbacks(self) -> list[Callback]:
-        """What writes the log, once :meth:`restore` was called."""
-        return [*self.loggers, *self._shared]
-
     def restore(self) -> dict[str, Any] | None:
-        """The newest checkpoint that is not damaged, if there is one; the log is cut back to where it was."""
+        """The newest checkpoint, if there is one; the log is cut back to where it was."""
         with warnings.catch_warnings():
-            if not self.processes.main:  # which would say it again
+            if not self.processes.main:  # which would repeat it
                 warnings.simplefilter("ignore")
             step, state = self.checkpoints.load() or (None, None)
         if (main := self.processes.broadcast(step)) != step:
@@ -102,15 +92,15 @@ class Journal:
             )
         if self.processes.main:
             self._metrics = Metrics(self.folder.metrics, state["log"] if state else 0)
-            self.loggers = [self._metrics]
-            if has_tensorboard():
+            self.loggers = [self._metrics, *([self._wandb] if self._wandb else [])]
+            if importlib.util.find_spec("tensorboard") is not None:
                 self.loggers.append(TensorBoard(self.folder.path / "tensorboard", step or 0))
         self.saved = step
         return state
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Writes a line of the log, where there is no training that does."""
-        for logger in (*self.loggers, *self._shared):
+        """Write a line of the log, where no trainer does."""
+        for logger in self.loggers:
             logger.log(line)
 
     def checkpoint(self, step: int, state: Mapping[str, Any]) -> bool:
@@ -122,22 +112,22 @@ class Journal:
             self.saved, self._full = step, False
         except OSError as error:
             if not self._full:
-                stands = "there is none yet" if self.saved is None else f"the latest is that of {self.saved}"
+                latest = "there is none yet" if self.saved is None else f"the latest is that of {self.saved}"
                 warnings.warn(
                     f"the checkpoint of step {step} could not be written to {self.folder.path} "
-                    f"({error.strerror}); {stands}. Training continues.",
+                    f"({error.strerror}); {latest}. Training continues.",
                     stacklevel=2,
                 )
             self._full = True
         return not self._full
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Writes down what is run; a run that is resumed keeps what it began with."""
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write down what is run; a run that is resumed has that of its first start."""
         if not self.folder.config.exists():
             self.write("config.yaml", dump_yaml(dict(config)).encode())
 
-    def begun(self) -> dict[str, Any]:
-        """What was run, as it was written down when it began."""
+    def read_config(self) -> dict[str, Any]:
+        """What is run, as it was written down at the first start."""
         return dict(read_yaml(self.folder.config))
 
     def finish(
@@ -146,48 +136,43 @@ class Journal:
         record: Mapping[str, Any],
         files: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> dict[str, str]:
-        """Writes the selected weights, the other files of the model and the record: the run is complete.
+        """Write the selected weights, the other files of the model and the record: the run is complete.
 
         Returns the checksums (SHA-256) of the files, which the record has under ``files``.
         """
         if not self.processes.main:
             return {}
-        written = dict(_made(files))
+        contents: dict[str, bytes] = {}
         if weights:  # a baseline has none
-            content = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
-            written = {self.folder.model.name: content, **written}
-        sums = {k: hashlib.sha256(v).hexdigest() for k, v in written.items() if k != "card.md"}
-        for name, content in written.items():
+            contiguous = {k: v.detach().cpu().clone().contiguous() for k, v in weights.items()}
+            contents[self.folder.model.name] = save(contiguous)
+        try:
+            contents |= files() if files else {}
+        except Exception as error:  # whatever it is, a night's training must not end without its record
+            first = (str(error).splitlines() or [""])[0]
+            message = f"the model's card could not be written ({type(error).__name__}: {first})."
+            warnings.warn(message, stacklevel=3)
+        for name, content in contents.items():
             self.write(name, content)
+        sums = {k: hashlib.sha256(v).hexdigest() for k, v in contents.items() if k != "card.md"}
         self.record({**record, "files": sums})
         return sums
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Writes the record, the last file of a run."""
+        """Write the record, the last file of a run."""
         self.write(self.folder.record.name, json.dumps(record, default=dict).encode())
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces the entry of the folder called ``name``."""
+        """Replace the entry of the folder called ``name``."""
         if not self.processes.main:
             return
         try:
             self.folder.write(name, content)
         except OSError as error:
-            stands = "Earlier checkpoints are intact: free some disk space, then resume with"
-            if self.saved is None or self.checkpoints.latest() is None:
-                stands = "No checkpoint was saved. Free some disk space, then start again with"
+            none = self.checkpoints.latest() is None
+            what = "No checkpoint was saved" if none else "Earlier checkpoints are intact"
+            how = "start again with" if none else "resume with"
             raise InputError(
-                f"{self.folder.path / name} could not be written ({error.strerror}). {stands}: "
-                f"{self.resume_hint}"
+                f"{self.folder.path / name} could not be written ({error.strerror}). {what}. Free some disk "
+                f"space, then {how}: {self.resume_hint}"
             ) from error
-
-
-def _made(files: Callable[[], Mapping[str, bytes]] | None) -> Mapping[str, bytes]:
-    try:
-        return files() if files else {}
-    except Exception as error:  # whatever it is, a night's training must not end without its record
-        first = (str(error).splitlines() or [""])[0]
-        warnings.warn(
-            f"the model's card could not be written ({type(error).__name__}: {first}).", stacklevel=4
-        )
-        return {}

@@ -24,37 +24,40 @@ class Processes:
 
     def __init__(self, device: str | torch.device | None = None) -> None:
         self.count, self.index = 1, 0
-        if not together():
+        if together():
+            self.device = self._join(None if device is None else named_device(device))
+        else:
             self.device = pick_device(device)
-            return
-        wanted = None if device is None else named_device(device)
+
+    def _join(self, wanted: torch.device | None) -> torch.device:
+        """Enter the group of processes; the device of this one."""
         if not dist.is_initialized():
             cuda = wanted.type == "cuda" if wanted else torch.cuda.is_available()
             dist.init_process_group("nccl" if cuda else "gloo")
         self.count, self.index = dist.get_world_size(), dist.get_rank()
-        self.device = torch.device("cpu")
-        # Asked for by name, CUDA works with gloo too, which copies through the CPU.
-        asked = wanted is not None and wanted.type == "cuda" and torch.cuda.is_available()
-        if "nccl" in str(dist.get_backend()) or asked:
+        device = torch.device("cpu")
+        # CUDA that is asked for by name works with gloo too, which copies through the CPU.
+        by_name = wanted is not None and wanted.type == "cuda" and torch.cuda.is_available()
+        if "nccl" in str(dist.get_backend()) or by_name:
             local = int(os.environ.get("LOCAL_RANK", self.index % max(1, torch.cuda.device_count())))
-            self.device = torch.device("cuda", local)
-            if wanted is not None and wanted.index is not None:
-                self.device = wanted
-            torch.cuda.set_device(self.device)
-        if wanted is not None and wanted.type != self.device.type:
+            named = wanted is not None and wanted.index is not None
+            device = wanted if named and wanted else torch.device("cuda", local)
+            torch.cuda.set_device(device)
+        if wanted is not None and wanted.type != device.type:
             raise InputError(
-                f"device={str(wanted)!r}, but the processes were started together on {self.device}; "
+                f"device={str(wanted)!r}, but the processes were started together on {device}; "
                 "launch them all for the same kind of device."
             )
-        abandon()  # once is enough
+        abandon()  # registered once
         atexit.register(_end_together)
+        return device
 
     @classmethod
     def alone(cls, device: torch.device) -> Processes:
         """This process, whatever others there are."""
-        found = cls.__new__(cls)
-        found.count, found.index, found.device = 1, 0, device
-        return found
+        one = cls.__new__(cls)
+        one.count, one.index, one.device = 1, 0, device
+        return one
 
     @property
     def main(self) -> bool:
@@ -63,17 +66,17 @@ class Processes:
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over processes, in one message for all tensors of a type."""
-        found: list[Tensor] = list(tensors)
+        sums: list[Tensor] = list(tensors)
         if self.count == 1:
-            return found
+            return sums
         for kind in dict.fromkeys(t.dtype for t in tensors):  # in the same order everywhere
             which = [i for i, t in enumerate(tensors) if t.dtype == kind]
             flat = torch.cat([tensors[i].reshape(-1) for i in which])
             dist.all_reduce(flat)
             parts = flat.split([tensors[i].numel() for i in which])
             for i, part in zip(which, parts, strict=True):
-                found[i] = part.view(tensors[i].shape)
-        return found
+                sums[i] = part.view(tensors[i].shape)
+        return sums
 
     def numbers(self, *values: float) -> list[float]:
         """Sums of a few numbers over processes."""
@@ -90,23 +93,10 @@ class Processes:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def wait(self) -> None:
-        if self.count > 1:
-            dist.barrier()
-
 
 def together() -> bool:
     """Whether this process was started as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 or (dist.is_available() and dist.is_initialized())
-
-
-KNOWN = {
-    "cpu": lambda: 1,
-    "cuda": torch.cuda.device_count,
-    "mps": lambda: int(torch.backends.mps.is_available()),
-    "xpu": torch.xpu.device_count,
-}
-"""Kinds of devices, and how many there are."""
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:
@@ -114,14 +104,10 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device is not None:
         named = named_device(device)
-        if named.type not in KNOWN:
-            raise InputError(
-                f"device={str(device)!r} is not supported; supported devices: {', '.join(KNOWN)}."
-            )
-        count = KNOWN[named.type]()
-        if not (named.index or 0) < count:
-            kind, many = named.type.upper(), f"only {count}" if count else "no"
-            raise InputError(f"device={str(device)!r}, but torch finds {many} {kind} device here.")
+        try:
+            torch.empty(0, device=named)
+        except (RuntimeError, AssertionError, ImportError) as error:
+            raise InputError(f"device={str(device)!r}: torch finds no such device here.") from error
     if named.type == "cuda" and named.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return named
@@ -133,7 +119,7 @@ def named_device(device: str | torch.device) -> torch.device:
         named = torch.device(device) if isinstance(device, (str, torch.device)) else None
     except (RuntimeError, ValueError):
         named = None
-    if named is None or named.type == "meta":
+    if named is None or named.type == "meta" or (named.type == "cpu" and named.index):
         raise InputError(
             f"device={shown(device)} is not a device for training: use 'cpu', 'cuda' or 'cuda:1'."
         )
@@ -146,7 +132,7 @@ def abandon() -> None:
 
 
 def leave(code: int) -> None:
-    """Ends a program of several processes; nothing is torn down, which now and then aborts."""
+    """End a program of several processes; nothing is torn down, which now and then aborts."""
     if dist.is_available() and dist.is_initialized():
         if code == 0:
             _end_together()

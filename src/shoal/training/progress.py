@@ -1,15 +1,15 @@
-"""How far a training is: a bar on a terminal, otherwise a line now and then."""
+"""How far a training is: a bar of rich on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from shoal.terminal import clean
 from shoal.training.callbacks import Callback, State
@@ -32,30 +32,24 @@ class ProgressFunction(Callback):
 
 
 class Progress(Callback):
-    """A bar of rich on a terminal; elsewhere a plain line every ten seconds.
+    """On stderr: a live bar on a terminal, elsewhere a plain line every ten seconds.
 
     A stream that fails, such as that of a closed terminal, ends the progress and not the training.
     """
 
-    def __init__(self, label: str, steps: int, shown: bool = True, stream: TextIO | None = None) -> None:
+    def __init__(self, label: str, steps: int, shown: bool = True) -> None:
         self.label, self.steps = clean(label), steps
-        inside: Any = stream or sys.stderr
-        self.stream: Any = getattr(inside, "stream", inside)  # all text is cleaned here
+        stream: Any = sys.stderr
+        self.stream: Any = getattr(stream, "stream", stream)  # all text is cleaned here
         self.shown = shown and self.stream is not None
         self.terminal = bool(self.shown and self.stream.isatty()) and os.environ.get("TERM") != "dumb"
         self._bar: Any = None
-        self.begin(0)
-
-    def begin(self, step: int) -> None:
-        self.first = self.step = step
+        self.first = self.step = 0
         self.began = self.printed = time.monotonic()
-        self.printed_any = False
 
     def on_start(self, state: State) -> None:
-        self.begin(state.step)
-
-    def on_step(self, state: State) -> None:
-        self.step = state.step
+        self.first = self.step = state.step
+        self.began = self.printed = time.monotonic()
 
     def on_progress(self, state: State) -> None:
         self.update(state.step, state.note)
@@ -64,52 +58,42 @@ class Progress(Callback):
         self.close()
 
     @contextmanager
-    def phase(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
-        """Shows what is done within the block, also while one call takes long."""
-        now, over = [text], threading.Event()
-
-        def show(text: str, done: int, total: int) -> None:
-            now[0] = f"{text} {done:,}/{total:,}"
-            self.update(self.step, now[0], finished=False)
-
-        def repeat() -> None:
-            while not over.wait(EVERY):
-                self.update(self.step, now[0], finished=False)
-
+    def phase(self, text: str = "") -> Iterator[None]:
+        """Shows what is done within the block."""
         opened = self._bar is None
-        if self.shown and text:
-            self.update(self.step, text, finished=False)
-            threading.Thread(target=repeat, daemon=True).start()
+        if text:
+            self.update(self.step, text)
         try:
-            yield show
+            yield
         finally:
-            over.set()
             if opened and text:
                 self.close()
 
-    def update(self, step: int, note: str = "", finished: bool | None = None) -> None:
-        """Shows the step and a note; on a terminal at once."""
+    def count(self, text: str, done: int, total: int) -> None:
+        """Shows how much is done of what a step of the training waits for."""
+        self.update(self.step, f"{text} {done:,}/{total:,}")
+
+    def update(self, step: int, note: str = "") -> None:
+        """Show the step and a note; on a terminal at once."""
         if not self.shown:
             return
         self.step, note = step, clean(note)
-        finished = step >= self.steps if finished is None else finished
         try:
             if self.terminal:
                 self._draw(note)
-            elif time.monotonic() - self.printed >= EVERY or (finished and self.printed_any):
-                seconds = time.monotonic() - self.began
-                done, left = step - self.first, ""
-                if finished:
-                    left = f"  done in {_clock(seconds)}"
-                elif done:
-                    left = f"  {_clock(seconds / done * (self.steps - step))} left"
-                line = f"{self.label}  {step:,}/{self.steps:,} steps{left}  {note}"
-                encoding = getattr(self.stream, "encoding", None) or "utf-8"
-                self.stream.write(line.rstrip().encode(encoding, "replace").decode(encoding) + "\n")
-                self.stream.flush()
-                self.printed, self.printed_any = time.monotonic(), not finished
+            elif time.monotonic() - self.printed >= EVERY:
+                self._print(note)
         except (OSError, ValueError):
             self.shown = self.terminal = False
+
+    def _print(self, note: str) -> None:
+        self.printed, left = time.monotonic(), ""
+        if done := self.step - self.first:
+            seconds = (self.printed - self.began) / done * (self.steps - self.step)
+            left = f"  {timedelta(seconds=round(seconds))} left"
+        line = f"{self.label}  {self.step:,}/{self.steps:,} steps{left}  {note}".rstrip()
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        print(line.encode(encoding, "replace").decode(encoding), file=self.stream, flush=True)
 
     def _draw(self, note: str) -> None:
         if self._bar is None:
@@ -117,14 +101,11 @@ class Progress(Callback):
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn()
-            note_column = TextColumn("{task.fields[note]}", markup=False)
-            console = Console(file=self.stream)
-            self._bar = Progress(
-                *columns, TimeRemainingColumn(), note_column, console=console, transient=True
-            )
-            self._task = self._bar.add_task(self.label, total=self.steps, completed=self.first, note="")
+            more = TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)
+            self._bar = Progress(*columns, *more, console=Console(file=self.stream), transient=True)
+            self._bar.add_task(self.label, total=self.steps, completed=self.first, note="")
             self._bar.start()
-        self._bar.update(self._task, completed=self.step, note=note)
+        self._bar.update(0, completed=self.step, note=note)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -148,9 +129,3 @@ def scores_note(split: str, scores: Scores) -> str:
     if name == "accuracy":
         return f"{split} {scores.selection_score:.1%}"
     return f"{split} {name} {scores.selection_score:.3g}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -9,7 +9,6 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from shoal.data.loader import MetaBatchLoader
@@ -47,7 +46,7 @@ class Selection(Callback):
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self.setup, self.state, self.watched = trainer.setup, trainer.state, trainer.watched
+        self.setup, self.state = trainer.setup, trainer.state
         self.average = make_average(self.setup.options["average"], self.setup.options["steps"])
         self.best: tuple[Point, Weights] | None = None
         self.final: tuple[Point, Weights] | None = None
@@ -90,7 +89,7 @@ class Selection(Callback):
         return point
 
     def _scores(self) -> Any:
-        with self.watched("evaluating"):
+        with self.setup.progress.phase("evaluating"):
             return self.setup.evaluator(self.setup.model)
 
     @property
@@ -137,17 +136,13 @@ class Selection(Callback):
             train = setup.data.splits["train"]
             sampler = DomainBatchSampler(train, options["batch_size"], 1, draw="pooled", seed=options["seed"])
             self._refreshing = setup.loader(sampler, 0, stop=min(REFRESH_BATCHES, sampler.steps))
-        with setup.engine.autocast(), self.watched(REFRESHING):
+        with setup.engine.autocast(), setup.progress.phase(REFRESHING):
             refresh_batchnorm(setup.model, self._inputs(self._refreshing))
-        if setup.processes.count > 1:
-            buffers = [b for b in setup.model.buffers() if b.is_floating_point()]
-            with torch.no_grad():
-                torch._foreach_copy_(buffers, setup.engine.average(buffers))
+        setup.engine.average_buffers()
 
     def _inputs(self, batches: MetaBatchLoader) -> Iterator[Any]:
         for number, batch in enumerate(batches):
-            if self.setup.watch is not None:
-                self.setup.watch(REFRESHING, number, len(batches))
+            self.setup.progress.count(REFRESHING, number, len(batches))
             yield batch.x
 
     # At the end
@@ -188,7 +183,7 @@ class Selection(Callback):
             with closing(evaluator.loader):
                 for each in ALPHAS:
                     put(each)
-                    with self.watched("evaluating"):
+                    with setup.progress.phase("evaluating"):
                         found[each] = evaluator(model)["validation"]
             alpha = ALPHAS[-1]
             for each in reversed(ALPHAS):  # of equal ones the largest

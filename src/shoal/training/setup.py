@@ -32,7 +32,7 @@ from shoal.training.options import SPLITS, make_optimizer, make_schedule, uses_s
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 
-ON_CUDA, ON_CPU = 2**26, 2**22
+NUMBERS = {"cpu": 2**22, "cuda": 2**26}
 """The most numbers that a batch may become in any operation of an evaluation."""
 OF_MEMORY = 512
 """On CUDA it may be more: a number for so many bytes of the device's memory."""
@@ -86,13 +86,10 @@ class Setup:
         self.examples: Any = examples.to(self.device) if isinstance(examples, InMemory) else examples
         self.splits: list[str] = [s for s in SPLITS if s in data.splits]
         self.select = options["select"] or ("best" if "validation" in self.splits else "last")
-        self.watch: Any = None
-        """Called between two batches of an evaluation, with a split and how many of how many are done."""
         self._check_validation()
         self.precision, self.channels_last = self._formats()
-        self.progress = Progress(
-            self.label, options["steps"], options["progress"] is True and self.processes.main
-        )
+        shown = options["progress"] is True and self.processes.main
+        self.progress = Progress(self.label, options["steps"], shown)
         # Reading examples may draw random numbers.
         with seeded(options["seed"]), self.progress.phase("reading data"):
             found = self._build(algorithm, cls, horizon)
@@ -107,21 +104,20 @@ class Setup:
         check_comparison(self.algorithm, data, self.sampler)
         self.algorithm.check_step(self.sampler.domains_per_step)
         if options["loss"] is not None or found.weighted:
-            check_loss(self.loss, found, self.algorithm, self._divided())
+            check_loss(self.loss, found, self.algorithm, self._pieces())
         with only_trained(model, only):
             self.engine = self._make_engine()
         self.schedule = make_schedule(options, self.engine.optimizer)
         if self.rates is not None:
             self.rates.check(self.schedule)
-        largest = min(1024, _most_numbers(self.device) // found.numbers)
-        self.eval_batch = options["eval_batch"] or max(1, largest)
+        self.eval_batch = options["eval_batch"] or max(1, min(1024, _numbers(self.device) // found.numbers))
         limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
         if options["eval_limit"] is not None:
             limits = dict.fromkeys(self.splits, options["eval_limit"])
         self.evaluator = self.evaluator_of(self.splits, limits)
-        self.eval_every = options["eval_every"] or self._usual_eval_every()
+        self.eval_every = options["eval_every"] or self._default_eval_every()
         if options["compile"]:
-            self.compile()
+            self._compile()
 
     def _check_validation(self) -> None:
         options = self.options
@@ -202,7 +198,7 @@ class Setup:
             self.l2_sp = L2SP(model, self.head, options["l2_sp"])
             algorithm.add_module("l2_sp", self.l2_sp)
 
-    def _divided(self) -> str | None:
+    def _pieces(self) -> str | None:
         """Why batches are taken in pieces, if they are."""
         if self.options["accumulate"] > 1:
             return f"accumulate={self.options['accumulate']}"
@@ -256,7 +252,7 @@ class Setup:
         """The learning rate now, of what has none of its own."""
         return self.rates.now if self.rates else _rate(self.engine.optimizer)
 
-    def _usual_eval_every(self) -> int:
+    def _default_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
         options, sampler = self.options, self.sampler
         trained = options["steps"] * sampler.domains_per_step * sampler.batch_size
@@ -283,7 +279,7 @@ class Setup:
             metrics=self.metrics,
             selects=self.selects,
             uncounted=self.data.uncounted,
-            watch=lambda split, done, total: self.watch and self.watch(split, done, total),
+            watch=lambda split, done, total: self.progress.count(f"evaluating {split}", done, total),
             label_scale=self.data.label_scale,
         )
 
@@ -307,22 +303,16 @@ class Setup:
     @contextmanager
     def training(self) -> Iterator[None]:
         """While it trains: weights are laid out as asked, hooks attached, and other parts frozen."""
-        modules = [self.model] + ([self.miro.pretrained] if self.miro else []) if self.channels_last else []
-        changed = [
-            tensor
-            for module in modules
-            for tensor in (*module.parameters(), *module.buffers())
-            if tensor.ndim == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
-        ]
-        for tensor in changed:
-            tensor.data = _channels_last(tensor.data)
+        modules: list[Any] = [self.model] + ([self.miro.pretrained] if self.miro else [])
         recording = self.miro.recording() if self.miro else nullcontext()
         try:
+            for module in modules if self.channels_last else ():
+                module.to(memory_format=torch.channels_last)
             with self.algorithm.recording(), recording, only_trained(self.model, self.only):
                 yield
         finally:
-            for tensor in changed:
-                tensor.data = tensor.data.contiguous()
+            for module in modules if self.channels_last else ():
+                module.to(memory_format=torch.contiguous_format)
 
     def train_mode(self) -> None:
         """Training mode for what is trained; ``frozen`` is the mode of the rest of the model."""
@@ -330,7 +320,7 @@ class Setup:
         if self.only is not None:
             self.only.train()
 
-    def compile(self) -> None:
+    def _compile(self) -> None:
         """As ``model.compile()`` of what the engine calls, which leaves ``nn.Sequential`` as it is."""
         called: list[nn.Module] = [self.model]
         if self.algorithm.needs_features and self.algorithm.extractor is None:
@@ -383,10 +373,8 @@ def _rate(optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0].get("lr", 1.0))
 
 
-def _most_numbers(device: torch.device) -> int:
+def _numbers(device: torch.device) -> int:
     """What a batch may become in any operation of an evaluation."""
-    if device.type == "cpu":
-        return ON_CPU
     if device.type != "cuda":
-        return ON_CUDA
-    return max(ON_CUDA, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)
+        return NUMBERS.get(device.type, NUMBERS["cuda"])
+    return max(NUMBERS["cuda"], torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)

@@ -1,4 +1,4 @@
-"""Why a training may end before its time, and what of the process it leaves as it was."""
+"""How a training ends before its time, and what of the process it leaves as it was."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
 from shoal.data.loader import seeded
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-
 
 class Signals:
-    """Within the block the first signal only sets ``asked``; a second one acts as it would outside.
+    """Within the block the first SIGINT or SIGTERM only sets ``asked``; a second one acts as usual.
 
     A block within such a block is the same one. In a thread, where Python cannot watch signals, and with
     ``watch=False`` nothing changes.
@@ -29,63 +27,60 @@ class Signals:
     def __init__(self, watch: bool = True) -> None:
         self.watch = watch and threading.current_thread() is threading.main_thread()
         self.asked: signal.Signals | None = None
-        self.before: dict[signal.Signals, Any] = {}
+        self._handlers: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Signals | Self:
+    def __enter__(self) -> Signals:
         if not self.watch:
             return self
         if Signals.active is not None:
             return Signals.active
         Signals.active = self
-        for number in STOPPING:
-            handler = signal.getsignal(number)
-            if handler is not signal.SIG_IGN:  # whoever ignores it has a reason
-                self.before[number] = signal.signal(number, self._ask)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # whoever ignores it has a reason
+                self._handlers[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *error: object) -> None:
         if Signals.active is self:
             Signals.active = None
-            self._put_back()
+            self._restore_handlers()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = signal.Signals(number)
-        self._put_back()
+        self._restore_handlers()
 
-    def _put_back(self) -> None:
-        for number, handler in self.before.items():
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self.before = {}
+        self._handlers = {}
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, attended to: the step was finished and a checkpoint written."""
+    """Ctrl-C or SIGTERM was received: the step was finished and a checkpoint written."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
 
-    def __reduce__(self) -> tuple[Any, ...]:  # to come whole out of a worker process
+    def __reduce__(self) -> tuple[Any, ...]:  # a worker process sends it to the main one
         return type(self), (str(self), self.signal)
 
 
 class Diverged(RuntimeError):
     """A loss or gradient was not finite; ``history`` holds what was measured before."""
 
-    def __init__(self, message: str, history: list[Any], step: int, domain: str | None, what: str) -> None:
+    def __init__(self, message: str, history: list[Any]) -> None:
         super().__init__(message)
         self.history = history
-        self.step, self.domain, self.quantity = step, domain, what
 
 
 @contextmanager
 def isolated_rng(device: torch.device, deterministic: bool = False) -> Iterator[None]:
     """Trainings in this block leave the random numbers outside as they were.
 
-    Kernels are deterministic within it, if asked for.
+    Kernels are deterministic within it, if ``deterministic`` is set.
     """
-    cuda = device.type == "cuda"
-    state = torch.cuda.get_rng_state(device) if cuda else None
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     # Within the user's own autocast, half-precision copies of weights must not outlive their use.
     cached = torch.is_autocast_cache_enabled()

@@ -1,18 +1,21 @@
 """Tables as pandas DataFrames, from files and from memory.
 
 A column that :func:`read` returns has one of four types: ``float64``, ``bool``, ``datetime64`` without a time
-zone, or text (pandas' ``string``) for everything else. Cells of CSV files stay text: what they mean is
-decided for the whole column, in :mod:`shoal.data.tables.kinds`.
+zone, or text (pandas' ``string``, without spaces at its ends) for everything else. Cells of CSV files are
+text, unless all of them are numbers that can be read in one way only. What other text means is decided for
+the whole column, in :mod:`shoal.data.tables.kinds`.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
+import importlib.util
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,6 @@ def read(
     encoding: str | None = None,
     sheet: str | int | None = None,
     skip_rows: int = 0,
-    decimal: str | None = None,
 ) -> pd.DataFrame:
     """The columns of a file, a DataFrame (of pandas, polars or pyarrow) or a mapping of columns.
 
@@ -57,7 +59,6 @@ def read(
         encoding: of a CSV file (default: UTF-8).
         sheet: name of an Excel sheet, or its number from 0 (default: the first).
         skip_rows: lines, or rows of an Excel sheet, above the line that names the columns.
-        decimal: decimal mark, where cells leave it open.
     """
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
@@ -70,9 +71,17 @@ def read(
         raise InputError(f"{where} has two columns named {twice[0]!r}; rename one.")
     if not len(frame):
         raise InputError(f"{where} has no rows.")
-    columns = {name: plain(frame.iloc[:, n], name) for n, name in enumerate(names)}
+    columns, marks = dict[str, pd.Series](), dict[str, str]()
+    for place, name in enumerate(names):
+        cells = plain(frame.iloc[:, place], name)
+        if cells.dtype == TEXT:
+            for mark in ".,":
+                if (numbers := plain_numbers(cells, mark)) is not None and not _open(cells, mark):
+                    cells, marks[name] = pd.Series(numbers), mark
+                    break
+        columns[name] = cells
     frame = pd.DataFrame(columns, copy=False)
-    frame.attrs = {"where": where, "separator": separator, "decimal": decimal}
+    frame.attrs = {"where": where, "separator": separator, "marks": marks}
     return frame
 
 
@@ -97,6 +106,10 @@ def _of_file(path: Path, where: str, encoding: str | None, sheet: Any, skip_rows
     if path.is_dir():
         raise InputError(f"{where} is a folder; a table is a .csv, .parquet or .xlsx file.")
     try:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError as error:
+        raise InputError(f"{encoding!r} is no encoding; one is cp1252.", "encoding") from error
+    try:
         path.stat()
         if kind in PARQUET:
             return _in_memory(pd.read_parquet(path, dtype_backend="pyarrow"))
@@ -107,10 +120,6 @@ def _of_file(path: Path, where: str, encoding: str | None, sheet: Any, skip_rows
         raise
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not {error.encoding}; set encoding, such as cp1252.") from error
-    except LookupError as error:
-        raise InputError(
-            f"{encoding!r} is no encoding; it must be one such as cp1252.", "encoding"
-        ) from error
     except Exception as error:  # whatever a library raises that reads a damaged file
         why = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"{where} cannot be read: {why}.") from error
@@ -201,6 +210,8 @@ def _names(cells: Iterable[Any]) -> list[str]:
 
 def _excel(path: Path, where: str, sheet: str | int | None, skip_rows: int) -> pd.DataFrame:
     """A sheet of a workbook: a row of names, then rows of values; empty rows are left out."""
+    if importlib.util.find_spec("openpyxl") is None:
+        raise InputError(f"{where} requires openpyxl: pip install 'shoal[excel]', or save it as CSV.")
     with path.open("rb") as file:
         if file.read(8) == bytes.fromhex("D0CF11E0A1B11AE1"):
             raise InputError(f"{where} has a password, or is an old .xls file; save it as .xlsx without one.")
@@ -212,7 +223,8 @@ def _excel(path: Path, where: str, sheet: str | int | None, skip_rows: int) -> p
                 f"{where} has no sheet {sheet!r}.{did_you_mean(str(sheet), titles)} Sheets: {there}.", "sheet"
             )
         chosen = sheet if isinstance(sheet, str) else titles[sheet or 0]
-        frame = book.parse(chosen, header=None, dtype=object, na_filter=False, skiprows=skip_rows)
+        plain = {"header": None, "dtype": object, "na_filter": False}
+        frame = pd.read_excel(book, sheet_name=chosen, skiprows=skip_rows, **plain)
     if sheet is None and len(titles) > 1:
         others = ", ".join(map(repr, titles[1:6]))
         warnings.warn(f"{where}: the sheet {chosen!r} is read; not read: {others} (set sheet).", stacklevel=2)
@@ -270,7 +282,7 @@ def plain(values: Any, name: str = "") -> pd.Series:
     if isinstance(series.dtype, pd.CategoricalDtype):
         return plain(series.astype(series.cat.categories.dtype), name)
     if kind in ("string", "empty"):
-        return series.astype(TEXT)
+        return _stripped(series.astype(TEXT))
     if kind == "boolean":
         return (
             series.astype(bool)
@@ -285,6 +297,34 @@ def plain(values: Any, name: str = "") -> pd.Series:
     if kind in ("timedelta64", "timedelta"):
         return pd.to_timedelta(series.astype(object)).dt.as_unit("us") / pd.Timedelta(seconds=1)
     return _texts(series, name)
+
+
+def plain_numbers(cells: pd.Series, mark: str = ".", missing: Sequence[str] = ()) -> np.ndarray | None:
+    """Float64 if every cell is a number as programs write it, with this mark, or one of ``missing``."""
+    import pyarrow as pa
+    from pyarrow import compute as pc
+
+    texts = pa.chunked_array([pa.array(cells, pa.string())])
+    if missing:
+        marked = pc.is_in(pc.utf8_lower(texts), pa.array(missing))
+        texts = pc.if_else(marked, None, texts)
+    if pc.any(pc.match_substring_regex(texts, r"^[+-]?(0[0-9]|[iInN])"), min_count=0).as_py():
+        return None
+    if mark == ",":
+        if not pc.all(pc.match_substring_regex(texts, r"^[+-]?\d*,?\d*$"), min_count=0).as_py():
+            return None
+        texts = pc.replace_substring(texts, ",", ".")
+    try:
+        values = pc.cast(texts, pa.float64()).to_numpy()
+    except pa.ArrowInvalid:
+        return None
+    return None if bool(np.nanmax(np.abs(values), initial=0) > EXACT) else values
+
+
+def _open(cells: pd.Series, mark: str) -> bool:
+    """Whether the mark of 1.234 may be one of thousands, in every cell that has it."""
+    marked = cells[cells.str.contains(mark, regex=False, na=False)]
+    return bool(len(marked)) and bool(marked.str.fullmatch(rf"[+-]?[1-9]\d{{0,2}}[{mark}]\d{{3}}").all())
 
 
 def _numbers(series: pd.Series, name: str) -> pd.Series:
@@ -302,7 +342,13 @@ def _texts(series: pd.Series, name: str) -> pd.Series:
             raise InputError(
                 f"column {name!r}, row {row + 1}: a {kind}; a cell must be a number or a string."
             )
-    return cells.map(cell_text, na_action="ignore").astype(TEXT)
+    return _stripped(cells.map(cell_text, na_action="ignore").astype(TEXT))
+
+
+def _stripped(cells: pd.Series) -> pd.Series:
+    """Text without spaces at its ends; what is empty is missing."""
+    cells = cells.str.strip()
+    return cells.where(cells != "", None)
 
 
 def cell_text(value: Any) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.reading import DAY
-
+DAY = 86_400_000_000  # microseconds
 _MARKS = """na n/a n.a. n.a nan <na> #n/a #na nat none null (null) nil \\n missing (blank) #null! #div/0!
 #value! #ref! #num! ? ?? ??? - -- --- – — . .. ... … * ** _ __ / //"""
 MISSING = frozenset(["", "not available", "not applicable", *_MARKS.split()])

@@ -7,7 +7,7 @@ numbers, some of them in mappings of their own, such as one loss per domain.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import math
 import os
@@ -20,8 +20,8 @@ from shoal.errors import InputError
 from shoal.files import finite
 from shoal.training.callbacks import Callback, State
 
-MOST = 50
-"""Trackers draw a curve for each domain up to so many domains."""
+CURVES = 50
+"""Most domains of which TensorBoard and Weights & Biases draw a curve each."""
 
 
 class Logger(Callback):
@@ -33,7 +33,7 @@ class Logger(Callback):
         raise NotImplementedError
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Nothing is written any more."""
 
     def on_log(self, state: State) -> None:
         self.log(state.line)
@@ -48,22 +48,15 @@ class Logger(Callback):
 
 
 class Metrics(Logger):
-    """metrics.jsonl: one JSON object per line; cut back to where a checkpoint was when resuming.
+    """metrics.jsonl: one JSON object per line; lines after ``length`` bytes, of an earlier process, are cut.
 
-    ``length`` is what :meth:`flush` returned when that checkpoint was written. Numbers that JSON does not
-    have (NaN and the infinities) are null.
+    Numbers that JSON does not have (NaN and the infinities) are null.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:
         try:
             self._file = open(path, "ab")  # noqa: SIM115 (open until close)
-            if (size := self._file.tell()) < length:
-                warnings.warn(
-                    f"{path} has lost lines: it had {length:,} bytes at the checkpoint and has {size:,} now. "
-                    "No result depends on them.",
-                    stacklevel=4,
-                )
-            self._file.truncate(min(size, length))
+            self._file.truncate(min(length, self._file.tell()))
         except OSError as error:
             raise InputError(f"{path} cannot be opened for writing: {error.strerror}.") from error
 
@@ -73,7 +66,7 @@ class Metrics(Logger):
         self._file.flush()  # what a full disk refuses stays in the buffer, and is tried again
 
     def flush(self) -> int:
-        """Puts every line on the disk for good; returns the file's length in bytes."""
+        """Put every line on the disk for good; the file's length in bytes."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
@@ -102,10 +95,6 @@ class TensorBoard(Logger):
             self._writer.close()
 
 
-def has_tensorboard() -> bool:
-    return importlib.util.find_spec("tensorboard") is not None
-
-
 class WeightsAndBiases(Logger):
     """Sends lines to Weights & Biases, where a folder is one run, however often it is resumed.
 
@@ -114,14 +103,15 @@ class WeightsAndBiases(Logger):
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any], folder: Path) -> None:
         identity = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        same = {"id": identity, "resume": "allow", "dir": str(folder)}
         try:
-            self.run = check_wandb().init(
-                project=project, name=name, config=dict(config), dir=str(folder), id=identity, resume="allow"
+            self.run: Any = importlib.import_module("wandb").init(
+                project=project, name=name, config=dict(config), **same
             )
         except Exception as error:
             raise InputError(
-                f"Weights & Biases did not start: {error}\n"
-                "Log in with `wandb login`, or set WANDB_MODE=offline to send the run later."
+                f"Weights & Biases did not start: {error}\nInstall it (pip install 'shoal[wandb]') and log "
+                "in (wandb login), or set WANDB_MODE=offline to send the run later."
             ) from error
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -131,21 +121,8 @@ class WeightsAndBiases(Logger):
         self.run.finish()
 
 
-def check_wandb() -> Any:
-    """The wandb module."""
-    try:
-        wandb = importlib.import_module("wandb")
-    except ImportError as error:
-        raise InputError("Weights & Biases is not installed: pip install 'shoal[wandb]'") from error
-    if not hasattr(wandb, "init"):  # a folder of that name, such as the one W&B itself leaves behind
-        raise InputError(
-            "Weights & Biases is not installed, only a folder is called wandb: pip install 'shoal[wandb]'"
-        )
-    return wandb
-
-
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a line by names such as "losses/oslo"; no domains if more than :data:`MOST`."""
+    """The numbers of a line by names such as "losses/oslo"; no domains if more than :data:`CURVES`."""
     return _flat({name: value for name, value in line.items() if name != "step"}, _prefix(line))
 
 
@@ -157,7 +134,7 @@ def _prefix(line: Mapping[str, Any]) -> str:
 def _flat(nest: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     for name, value in nest.items():
         if isinstance(value, Mapping):
-            if name not in ("losses", "domains") or len(value) <= MOST:
+            if name not in ("losses", "domains") or len(value) <= CURVES:
                 yield from _flat(value, f"{prefix}{name}/")
         elif value is None:
             yield f"{prefix}{name}", math.nan

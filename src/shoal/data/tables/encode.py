@@ -1,0 +1,474 @@
+"""How the columns of a table become the numbers that a model takes.
+
+What a column holds is decided from all rows (:mod:`shoal.data.tables.kinds`). Means, scales, categories and
+words are estimated from the rows that an :class:`Encoder` is fitted to and no others: a held-out domain has
+no part in them. The same object encodes rows for training, prediction and scoring, and describes them for
+export.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.tables.cells import Format, is_missing, marks
+from shoal.data.tables.kinds import CATEGORIES, DROPPED, ColumnType, Hints, infer, quoted
+from shoal.data.tables.read import need_column
+from shoal.data.tables.table import Column, Table, as_table
+from shoal.errors import InputError
+
+Array = NDArray[Any]
+FORMAT = 3  # of a description as plain data
+CLIP = 10.0  # standardised numbers end here
+FENCE = 10.0  # quartile distances beyond the quartiles: what lies further has no part in the mean
+WORDS, COMPONENTS = 10_000, 100
+"""The most frequent words of a text column that count, and the numbers that they are reduced to."""
+FURTHEST = sys.float_info.max
+QUANTILES = 101  # of a training column, to compare new tables with
+ROWS = 10_000  # that are encoded at a time, where words take much memory
+
+
+class Step(Protocol):
+    """The encoding of one column: ``width`` numbers per row."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    def transform(self, column: Column, rows: Array) -> Array: ...
+    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Cells that cannot be read, and categories that training did not have, with their counts."""
+        ...
+
+    def summary(self, column: Column, rows: Array) -> dict[str, Any]:
+        """Some rows in few numbers: the share that is missing, and quantiles or shares of categories."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Scale:
+    """(v − mean) / scale within ±:data:`CLIP`, 0 where v is missing.
+
+    Mean and deviation are of values brought within ``low`` and ``high``, so that a few that lie far out do
+    not squeeze the others together. ``scale`` is 0 where all known values were equal: nothing is left then.
+    """
+
+    mean: float
+    scale: float
+    low: float
+    high: float
+
+    @classmethod
+    def fit(cls, values: Array) -> Scale:
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return cls(0.0, 0.0, -FURTHEST, FURTHEST)
+        largest = float(np.abs(known).max()) or 1.0
+        shares = known / largest  # whatever their size, sums and squares stay finite
+        first, third = np.quantile(shares, [0.25, 0.75])
+        far = FENCE * float(third - first) or math.inf
+        low, high = float(first) - far, float(third) + far
+        shares = shares.clip(low, high)
+        mean, deviation = float(shares.mean()), float(shares.std())
+        scale = deviation * largest if deviation > 1e-12 else 0.0
+        low, high = max(low * largest, -FURTHEST), min(high * largest, FURTHEST)
+        return cls(mean * largest, scale, low, high)
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Scale:
+        result = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
+        if not all(map(math.isfinite, vars(result).values())) or result.scale < 0:
+            raise ValueError(f"{vars(result)}")
+        return result
+
+    def __call__(self, values: Array) -> Array:
+        with np.errstate(over="ignore"):  # beyond the clip it makes no difference
+            result = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
+        return np.where(np.isnan(values), 0.0, result)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A numeric or boolean column, standardised by :class:`Scale`; ``indicator``: and 1 where missing."""
+
+    name: str
+    parts: tuple[Scale, ...]
+    indicator: bool
+    how: Format
+    kind: str = "numeric"
+
+    @staticmethod
+    def split(values: Array) -> tuple[Array, ...]:
+        """The numbers that a value becomes, one scale each."""
+        return (values,)
+
+    @classmethod
+    def fit(cls, about: ColumnType, column: Column, rows: Array) -> Number:
+        values = column.values(about.kind, about.how)[0][rows]
+        parts = tuple(map(Scale.fit, cls.split(values)))
+        return cls(about.name, parts, bool(np.isnan(values).any()), about.how, about.kind)
+
+    @property
+    def width(self) -> int:
+        return sum(part.scale > 0 for part in self.parts) + self.indicator
+
+    def values(self, column: Column) -> Array:
+        return column.values(self.kind, self.how)[0]
+
+    def transform(self, column: Column, rows: Array) -> Array:
+        values = self.values(column)[rows]
+        each = zip(self.parts, self.split(values), strict=True)
+        result = [scale(part) for scale, part in each if scale.scale > 0]
+        result += [np.isnan(values)] if self.indicator else []
+        return np.array(result, np.float32).reshape(len(result), len(values)).T
+
+    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        return column.values(self.kind, self.how)[1], {}
+
+    def summary(self, column: Column, rows: Array) -> dict[str, Any]:
+        values = self.values(column)[rows]
+        known = values[~np.isnan(values)]
+        ends = np.quantile(known, np.linspace(0, 1, QUANTILES)).tolist() if len(known) else []
+        return _about(self.kind, len(values), len(known)) | {"quantiles": ends}
+
+    def to_dict(self) -> dict[str, Any]:
+        parts = [vars(part) for part in self.parts]
+        scales = {"parts": parts} if len(parts) > 1 else {"scaling": parts[0]}
+        plain = {"kind": self.kind, "name": self.name, "indicator": self.indicator}
+        return plain | scales | {"how": vars(self.how)}
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Number:
+        parts = tuple(map(Scale.from_dict, about["parts"] if "parts" in about else [about["scaling"]]))
+        if len(parts) != len(cls.split(np.zeros(1))):
+            raise ValueError(f"{len(parts)} parts of a {about['kind']}")
+        how = Format(**about["how"])
+        if how.decimal not in (".", ",") or not isinstance(how.unit, str):
+            raise ValueError(f"decimal {how.decimal!r}, unit {how.unit!r}")
+        return cls(str(about["name"]), parts, bool(about["indicator"]), how, about["kind"])
+
+
+class Date(Number):
+    """Day, month, weekday and hour of a date, each standardised; ``indicator``: and 1 where missing."""
+
+    @staticmethod
+    def split(values: Array) -> tuple[Array, ...]:
+        """The day itself, the month, the weekday (Monday is 0) and the hour of days since 1970-01-01."""
+        days = np.where(np.isnan(values), 0, values)
+        whole = np.floor(days)
+        months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+        result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
+        return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
+
+
+@dataclass(frozen=True)
+class Category:
+    """A feature for each of ``values``, all 0 where another value is or none.
+
+    With ``other`` there were too many values: the rarer ones share a last feature, and so does one that
+    training never had.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    other: bool
+    kind: str = "categorical"
+
+    @classmethod
+    def fit(cls, about: ColumnType, column: Column, rows: Array) -> Category:
+        names, codes = column.categories(about.signs)
+        codes = codes[rows]
+        counts = np.bincount(codes[codes >= 0], minlength=len(names))
+        seen = [(-int(n), str(name)) for name, n in zip(names, counts, strict=True) if n]
+        frequent = sorted(name for _, name in sorted(seen)[:CATEGORIES])
+        return cls(about.name, tuple(frequent), len(seen) > CATEGORIES)
+
+    @property
+    def width(self) -> int:
+        return len(self.values) + self.other
+
+    def categories(self, column: Column) -> tuple[Array, Array]:
+        """The categories of a column and each row's, whichever rows it has."""
+        return column.categories("+" in self.values or "-" in self.values)
+
+    def transform(self, column: Column, rows: Array) -> Array:
+        names, codes = self.categories(column)
+        place = {value: n for n, value in enumerate(self.values)}
+        beyond = len(self.values) if self.other else -1
+        at = np.array([*(place.get(name, beyond) for name in names), -1], np.int64)[codes[rows]]
+        result = np.zeros((len(at), self.width), np.float32)
+        known = np.flatnonzero(at >= 0)
+        result[known, at[known]] = 1
+        return result
+
+    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        names, codes = self.categories(column)
+        counts = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
+        pairs = zip(names, counts, strict=True)
+        return {}, {} if self.other else {str(name): n for name, n in pairs if name not in self.values}
+
+    def summary(self, column: Column, rows: Array) -> dict[str, Any]:
+        names, codes = self.categories(column)
+        codes = codes[rows]
+        counts = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
+        every = max(1, sum(counts))
+        shares = {str(n): c / every for n, c in zip(names, counts, strict=True) if n in self.values}
+        shares |= {"other": 1 - sum(shares.values())} if self.other else {}
+        return _about(self.kind, len(codes), sum(counts)) | {"shares": shares}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "name": self.name, "values": list(self.values), "other": self.other}
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Category:
+        return cls(str(about["name"]), tuple(map(str, about["values"])), bool(about["other"]))
+
+
+@dataclass(frozen=True)
+class Text:
+    """TF-IDF of the words of a text, reduced to the leading singular directions of the training rows.
+
+    A word that occurs n times counts (1 + log n) · idf, where idf = 1 + log((1 + rows) / (1 + rows with it)),
+    and a row's numbers are scaled to length 1. ``components`` (words, numbers) then multiplies them;
+    ``None``: there are few words, or the model takes them as they are.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    idf: Array
+    components: Array | None = None
+    kind: str = "text"
+
+    @classmethod
+    def fit(cls, about: ColumnType, column: Column, rows: Array) -> Text:
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        texts = _texts(column, rows)
+        vectorizer = TfidfVectorizer(**_WORDS, max_features=WORDS, min_df=2 if len(rows) >= 100 else 1)
+        try:
+            counted = vectorizer.fit_transform(texts)
+        except ValueError:  # there is no word
+            return cls(about.name, (), np.zeros(0))
+        words, idf = tuple(vectorizer.get_feature_names_out().tolist()), np.round(vectorizer.idf_, 6)
+        if len(words) <= COMPONENTS or len(rows) <= COMPONENTS:
+            return cls(about.name, words, idf)
+        reduced = TruncatedSVD(COMPONENTS, random_state=0).fit(counted)
+        scale = float(np.sqrt(reduced.explained_variance_.max())) or 1.0
+        return cls(about.name, words, idf, np.round(reduced.components_.T / scale, 4))
+
+    @cached_property
+    def vectorizer(self) -> Any:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        result = TfidfVectorizer(**_WORDS, vocabulary=list(self.words))
+        result.idf_ = self.idf
+        return result
+
+    @property
+    def width(self) -> int:
+        return len(self.words) if self.components is None else self.components.shape[1]
+
+    def counted(self, column: Column, rows: Array) -> Any:
+        """The TF-IDF of all words, as a sparse matrix."""
+        return self.vectorizer.transform(_texts(column, rows))
+
+    def transform(self, column: Column, rows: Array) -> Array:
+        if not self.words:
+            return np.zeros((len(rows), 0), np.float32)
+        counted = self.counted(column, rows)
+        result = counted.toarray() if self.components is None else counted @ self.components
+        return result.clip(-CLIP, CLIP).astype(np.float32)
+
+    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        return {}, {}
+
+    def summary(self, column: Column, rows: Array) -> dict[str, Any]:
+        return _about(self.kind, len(rows), sum(map(bool, _texts(column, rows))))
+
+    def to_dict(self) -> dict[str, Any]:
+        components = None if self.components is None else self.components.tolist()
+        words = {"words": list(self.words), "idf": self.idf.tolist(), "components": components}
+        return {"kind": self.kind, "name": self.name, **words}
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Text:
+        words, idf = tuple(map(str, about["words"])), np.array(about["idf"], float)
+        components = None if about["components"] is None else np.array(about["components"], float)
+        if idf.shape != (len(words),) or len(set(words)) < len(words) or not np.isfinite(idf).all():
+            raise ValueError(f"{len(words)} words and idf {idf.shape}")
+        if components is not None and (len(components) != len(words) or not np.isfinite(components).all()):
+            raise ValueError(f"{len(words)} words and components {components.shape}")
+        return cls(str(about["name"]), words, idf, components)
+
+
+_WORDS: Mapping[str, Any] = {"sublinear_tf": True, "token_pattern": r"\w+"}
+
+
+def _texts(column: Column, rows: Array) -> list[str]:
+    return ["" if text is None or is_missing(text) else text for text in column.texts(rows)]
+
+
+def _about(kind: str, rows: int, known: int) -> dict[str, Any]:
+    return {"kind": kind, "missing": 1 - known / max(1, rows), "rows": rows}
+
+
+STEPS: dict[str, Any] = {
+    "numeric": Number,
+    "boolean": Number,
+    "date": Date,
+    "categorical": Category,
+    "text": Text,
+}
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How rows of a table become float32 (n, :attr:`width`), as plain data that JSON can hold.
+
+    Attributes:
+        steps: encoding of each column that is used.
+        dropped: why the other columns are not used.
+        label: ``name``, ``task`` and ``domain`` (column of the domains) of the label, and in regression the
+            ``mean`` and ``scale`` that :meth:`predictions` undoes.
+        columns: report on all columns.
+        training: summaries of the rows it was fitted to, to compare new tables with.
+        separator: separator of the CSV file whose columns these are.
+    """
+
+    steps: tuple[Step, ...]
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    label: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[Mapping[str, Any]] = ()
+    training: Mapping[str, Any] = field(default_factory=dict)
+    separator: str = ""
+
+    @classmethod
+    def fit(
+        cls,
+        source: Any,
+        rows: Array | None = None,
+        types: Mapping[str, ColumnType] | None = None,
+        label: Mapping[str, Any] | None = None,
+    ) -> Encoder:
+        """Estimate from ``rows`` (by default all) alone how columns of these types are encoded."""
+        table = as_table(source)
+        types = infer(table, list(table), Hints()) if types is None else types
+        rows = np.arange(table.rows) if rows is None else rows
+        used = {name: about for name, about in types.items() if about.kind != DROPPED}
+        dropped = {name: about.why for name, about in types.items() if about.kind == DROPPED}
+        steps: list[Step] = [STEPS[t.kind].fit(t, table[name], rows) for name, t in used.items()]
+        if not sum(step.width for step in steps):
+            why = "; ".join(f"{name!r} {reason}" for name, reason in list(dropped.items())[:5])
+            raise InputError(f"there is no column to learn from{f': {why}' if why else ''}.")
+        training = {step.name: step.summary(table[step.name], rows) for step in steps}
+        report = [about.report() for about in types.values()]
+        return cls(tuple(steps), dropped, dict(label or {}), report, training, table.separator)
+
+    @property
+    def width(self) -> int:
+        return sum(step.width for step in self.steps)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that a table must have."""
+        return tuple(step.name for step in self.steps)
+
+    def transform(self, source: Any, rows: Array | None = None) -> NDArray[np.float32]:
+        """Rows of a table (by default all) that has these columns; others are ignored."""
+        table = as_table(source)
+        for name in self.names:
+            need_column(name, table, "model")
+        rows = np.arange(table.rows) if rows is None else rows
+        result, start = np.empty((len(rows), self.width), np.float32), 0
+        for step in self.written_as(table).steps:
+            result[:, start : start + step.width] = step.transform(table[step.name], rows)
+            start += step.width
+        return result
+
+    def unknown(self, source: Any) -> Unknown:
+        """What a table has that cannot be read, or that training did not have."""
+        table = as_table(source)
+        found = {step.name: step.unknown(table[step.name]) for step in self.written_as(table).steps}
+        unread, new = ({name: Counter(pair[n]) for name, pair in found.items() if pair[n]} for n in (0, 1))
+        return Unknown(unread, new, table.rows)
+
+    def written_as(self, table: Table) -> Encoder:
+        """For a CSV file with another separator than the training file's: where cells leave the decimal mark
+        open, it is the one that the file shows elsewhere."""
+        if not table.separator or table.separator == self.separator:
+            return self
+
+        def written(step: Step) -> Step:
+            if not isinstance(step, Number) or step.kind != "numeric" or step.name not in table:
+                return step
+            own = marks(text for text in table[step.name].encoded[0][:ROWS] if not is_missing(text))
+            shown = own if own["."] or own[","] else table.marks
+            if not shown["."] and not shown[","]:
+                return step
+            return replace(step, how=replace(step.how, decimal="," if shown[","] > shown["."] else "."))
+
+        return replace(self, steps=tuple(map(written, self.steps)))
+
+    def predictions(self, outputs: Array) -> Array:
+        """In regression, a model's outputs in the label's own units."""
+        own: Array = np.asarray(outputs) * self.label.get("scale", 1.0) + self.label.get("mean", 0.0)
+        return own
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": "table",
+            "format": FORMAT,
+            "label": dict(self.label),
+            "columns": [step.to_dict() for step in self.steps],
+            "dropped": dict(self.dropped),
+            "columns_report": [dict(about) for about in self.columns],
+            "training": dict(self.training),
+            "separator": self.separator,
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Encoder:
+        if content.get("kind") != "table" or content.get("format") != FORMAT:
+            result = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
+            raise InputError(f"this description of a table is not supported ({result}).")
+        return cls(
+            tuple(STEPS[about["kind"]].from_dict(about) for about in content["columns"]),
+            dict(content["dropped"]),
+            dict(content["label"]),
+            tuple(content.get("columns_report", ())),
+            dict(content.get("training", {})),
+            str(content.get("separator", "")),
+        )
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """By column, the cells of a new table that could not be read, and the categories new to the model."""
+
+    unread: Mapping[str, Counter[str]]
+    new: Mapping[str, Counter[str]]
+    rows: int
+
+    def notes(self) -> list[str]:
+        """In words, a line per column."""
+        lines = [
+            f"column {name!r}: {cells.total():,} of {self.rows:,} cells could not be read and are "
+            f"treated as missing: {quoted(cells)}"
+            for name, cells in self.unread.items()
+        ]
+        return lines + [
+            f"column {name!r}: {cells.total():,} of {self.rows:,} cells contain categories that are not "
+            f"in the training data: {quoted(cells)}"
+            for name, cells in self.new.items()
+        ]

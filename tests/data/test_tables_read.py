@@ -1,0 +1,283 @@
+"""Files and frames become the same columns; what is damaged is named."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.data.tables import as_table, read
+from shoal.data.tables.cells import Format, date, number
+from shoal.errors import InputError
+
+
+def written(path: Path, text: str, **options: Any) -> Path:
+    path.write_text(text, newline="", **options)
+    return path
+
+
+def workbook(path: Path, *rows: Any, **more: Any) -> Path:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    for title, content in more.items():
+        sheet = book.create_sheet(title)
+        for row in content:
+            sheet.append(row)
+    book.save(path)
+    return path
+
+
+class TestCsv:
+    @pytest.mark.parametrize(
+        ("text", "name"),
+        [
+            ("a,b\n1,x\n2,y\n", "t.csv"),
+            ("\ufeffa,b\r\n1,x\r\n2,y\r\n", "t.csv"),
+            ('a;b\n"1";x\n2;"y"\n', "t.csv"),
+            ("a\tb\n1\tx\n\n2\ty\n", "t.tsv"),
+            ("a|b\n 1 | x\n2|y ", "t.txt"),
+            ("\ufeffsep=;\r\na;b\r\n1;x\r\n2;y\r\n", "t.csv"),
+            ("\n \na,b\n1,x\n2,y\n", "t.csv"),
+        ],
+    )
+    def test_separators_quotes_and_marks(self, text: str, name: str, tmp_path: Path) -> None:
+        found = read(written(tmp_path / name, text, encoding="utf-8"))
+        assert found.to_dict("list") == {"a": [1.0, 2.0], "b": ["x", "y"]}
+
+    def test_a_quoted_cell_may_hold_anything(self, tmp_path: Path) -> None:
+        found = read(written(tmp_path / "t.csv", 'a,b\n1,"x, ""y""\nand z"\n2,w\n'))
+        assert found["b"].tolist() == ['x, "y"\nand z', "w"]
+
+    def test_a_cell_may_be_long(self, tmp_path: Path) -> None:
+        found = read(written(tmp_path / "t.csv", f"a,b\n1,{'word ' * 30_000}\n2,w\n"))
+        assert len(found["b"][0]) == 149_999
+
+    def test_numbers_that_leave_nothing_open_are_numbers(self, tmp_path: Path) -> None:
+        text = "a;b;c;d;e\n1,5;1.5;1.234;01;NA\n-2;-.5;2.345;2;3\n"
+        found = read(written(tmp_path / "t.csv", text))
+        assert found["a"].tolist() == [1.5, -2.0]
+        assert found["b"].tolist() == [1.5, -0.5]
+        for name, cells in (("c", ["1.234", "2.345"]), ("d", ["01", "2"]), ("e", ["NA", "3"])):
+            assert found[name].tolist() == cells
+
+    def test_separators_at_the_end_of_lines(self, tmp_path: Path) -> None:
+        found = read(
+            written(tmp_path / "t.csv", "a,b,,,\n" + "".join(f"{n}.5,{n % 2},,,\n" for n in range(30)))
+        )
+        assert list(found) == ["a", "b", "Unnamed: 2", "Unnamed: 3", "Unnamed: 4"]
+
+    def test_encodings_and_lines_above_the_names(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_bytes("Export, of\n2024\na,b\n1,ü\n".encode("cp1252"))
+        with pytest.raises(InputError, match="not utf-8; set encoding"):
+            read(tmp_path / "t.csv", skip_rows=2)
+        found = read(tmp_path / "t.csv", skip_rows=2, encoding="cp1252")
+        assert found.to_dict("list") == {"a": [1.0], "b": ["ü"]}
+        with pytest.raises(InputError, match="encoding: 'cp12' is no encoding"):
+            read(tmp_path / "t.csv", encoding="cp12")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a,b\n1,2\n1,2,3\n", "row 2: 3 values, but the first line names 2 columns"),
+            ("sep=,\n\na,b\n1,2\n1\n", "row 2: 1 values"),
+            ("a,a\n1,2\n", "two columns named 'a'"),
+            ("a,b\n", "has no rows"),
+            ("", "has no rows"),
+        ],
+    )
+    def test_damage_is_named(self, text: str, message: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=message):
+            read(written(tmp_path / "t.csv", text))
+
+    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.binary(max_size=60) | st.text('ab,;|"\n\r\t1.0 \0é', max_size=60).map(str.encode))
+    def test_any_file_is_read_or_refused(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / f"{zlib.crc32(content)}.csv"
+        path.write_bytes(content)
+        try:
+            found = read(path)
+        except InputError:
+            return
+        assert all(len(as_table(path)[name].texts()) == len(found) for name in found)
+
+    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        st.lists(
+            st.tuples(st.floats(allow_nan=False), st.text('xyz,;"\n é', min_size=1)), min_size=1, max_size=9
+        ),
+        st.sampled_from(",;\t|"),
+    )
+    def test_what_was_written_is_read(self, tmp_path: Path, rows: Any, separator: str) -> None:
+        path = tmp_path / f"{zlib.crc32(repr((rows, separator)).encode())}.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *rows])
+        found = as_table(path)
+        assert [float(t or "nan") for t in found["a"].texts()] == [a for a, _ in rows]
+        assert [b or "" for b in found["b"].texts()] == [b.strip() for _, b in rows]
+
+
+class TestFiles:
+    def test_places(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="No such file"):
+            as_table(tmp_path / "u.csv")
+        with pytest.raises(InputError, match="is a folder"):
+            as_table(tmp_path)
+
+    def test_a_file_is_read_once_until_it_changes(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "t.csv", "a,b\n1,x\n")
+        first = as_table(path)
+        assert as_table(str(path), skip_rows=0) is first
+        written(path, "a,b\n1,x\n2,y\n")
+        assert as_table(path).rows == 2
+
+    def test_sheets(self, tmp_path: Path) -> None:
+        path = workbook(
+            tmp_path / "t.xlsx",
+            ["a", None, "b"],
+            [1, None, "x"],
+            [None, None, None],
+            [2, "left", None],
+            second=[["Report"], ["c"], [5]],
+        )
+        with pytest.warns(UserWarning, match="'Sheet' is read; not read: 'second'"):
+            found = read(path)
+        assert list(found) == ["a", "Unnamed: 1", "b"]
+        assert found["a"].tolist() == [1.0, 2.0]
+        assert as_table(found)["b"].texts() == ["x", None]
+        for sheet in ("second", 1):
+            assert read(path, sheet=sheet, skip_rows=1).to_dict("list") == {"c": [5.0]}
+        with pytest.raises(InputError, match=r"no sheet 'secnd'\. Did you mean 'second'"):
+            read(path, sheet="secnd")
+
+    def test_workbooks_that_are_none(self, tmp_path: Path) -> None:
+        (tmp_path / "locked.xlsx").write_bytes(bytes.fromhex("D0CF11E0A1B11AE1") + b"\0" * 600)
+        with pytest.raises(InputError, match="has a password"):
+            read(tmp_path / "locked.xlsx")
+        with zipfile.ZipFile(tmp_path / "zip.xlsx", "w") as archive:
+            archive.writestr("a", "b")
+        for name in ("zip.xlsx", "empty.parquet"):
+            if name == "empty.parquet":
+                (tmp_path / name).touch()
+            with pytest.raises(InputError, match=f"{name}' cannot be read"):
+                read(tmp_path / name)
+
+    @pytest.mark.parametrize(
+        ("table", "message"),
+        [
+            ({"a": [1, 2], "b": [1]}, "different lengths: 'a' 2, 'b' 1"),
+            ({}, "no rows"),
+            ({"a": []}, "no rows"),
+            ({"a": [[1], [2]]}, "column 'a', row 1: a list"),
+            ({"a": np.zeros((2, 2))}, r"shape \(2, 2\)"),
+            (7, "got int"),
+        ],
+    )
+    def test_other_things_are_refused(self, table: Any, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            read(table)
+
+
+class TestTypes:
+    def test_frames_and_mappings_of_any_library(self) -> None:
+        class Frame:
+            columns = ("a", "b")
+
+            def __arrow_c_stream__(self, schema: Any = None) -> Any:
+                return pa.table({"a": [1, 2], "b": ["x", None]}).__arrow_c_stream__(schema)
+
+        frames = [
+            {"a": [1, 2], "b": ("x", None)},
+            {"a": torch.tensor([1.0, 2.0]), "b": np.array(["x", None], object)},
+            pd.DataFrame({"a": pd.array([1, 2], "Int64"), "b": pd.Categorical(["x", None])}),
+            pd.DataFrame({"b": ["x", None]}, index=pd.Index([1, 2], name="a")),
+            pa.table({"a": [1, 2], "b": ["x", None]}),
+            Frame(),
+        ]
+        for frame in frames:
+            table = as_table(frame)
+            assert table["a"].texts() == ["1", "2"]
+            assert table["b"].texts() == ["x", None]
+
+    def test_integers_beyond_float64_stay_themselves(self) -> None:
+        assert as_table({"a": [2**60, 2**60 + 1]})["a"].texts() == [str(2**60), str(2**60 + 1)]
+
+    def test_durations_are_seconds(self) -> None:
+        spans = [datetime.timedelta(days=n % 3, seconds=n * 3.5) for n in range(30)]
+        wanted = [span.total_seconds() for span in spans]
+        for cells in (spans, pd.Series(spans), pa.array(spans), pd.Series(spans).astype(str)):
+            found = as_table({"x": cells})["x"].values("numeric", Format(unit="s"))[0]
+            assert found.tolist() == wanted
+
+    def test_moments_are_the_same_however_they_come(self, tmp_path: Path) -> None:
+        """Nanoseconds are cut off, zones become UTC."""
+        moments = pd.Series(pd.date_range("1969-12-30 00:00:00.123456789", periods=9, freq="7h"))
+        pd.DataFrame({"x": moments}).to_parquet(tmp_path / "t.parquet")
+        pd.DataFrame({"x": moments}).to_csv(tmp_path / "t.csv", index=False)
+        wanted = [date(f"{m:%Y-%m-%d %H:%M:%S.%f}", False) for m in moments]
+        sources = [
+            {"x": moments},
+            {"x": moments.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")},
+            {"x": pa.array(moments)},
+            {"x": [*moments.dt.to_pydatetime()]},
+            tmp_path / "t.parquet",
+            tmp_path / "t.csv",
+        ]
+        for source in sources:
+            found = as_table(source)["x"].values("date", Format())[0]
+            assert found == pytest.approx(wanted, abs=1e-11), source
+
+    def test_days(self) -> None:
+        days = [datetime.date(2020, 1, 1), None, datetime.date(2020, 3, 1)]
+        for cells in (days, pd.Series(days, dtype="date32[pyarrow]"), ["2020-01-01", "", "2020-03-01"]):
+            column = as_table({"x": cells})["x"]
+            assert column.texts() == ["2020-01-01", None, "2020-03-01"]
+            assert column.values("date", Format())[0][2] == 18322.0
+
+    def test_decimals_are_numbers(self) -> None:
+        values = [decimal.Decimal(f"{n}.25") for n in range(9)]
+        assert as_table({"x": values})["x"].numbers.tolist() == [n + 0.25 for n in range(9)]
+
+    def test_frames_with_gaps(self) -> None:
+        frame = pd.DataFrame(
+            {
+                "whole": pd.array([1, None, 3], dtype="Int64"),
+                "flag": pd.array([True, None, False], dtype="boolean"),
+                "float": [0.5, math.nan, 2.0],
+            }
+        )
+        table = as_table(frame)
+        assert table["whole"].texts() == ["1", None, "3"]
+        assert table["flag"].texts() == ["True", None, "False"]
+        assert table["float"].texts() == ["0.5", None, "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("07:30", 27_000.0),
+        ("7:30:15", 27_015.0),
+        ("0:00:03.5", 3.5),
+        ("1 day, 0:00:01", 86_401.0),
+        ("2 days 00:00:00", 172_800.0),
+        ("-1 days 23:59:59", -1.0),
+        ("100:00:00", 360_000.0),
+        ("07:75", None),
+    ],
+)
+def test_times_of_day_and_durations_are_seconds(text: str, seconds: float | None) -> None:
+    assert number(text, Format(unit="s")) == seconds
