@@ -124,10 +124,9 @@ def test_images_have_a_linear_model_of_a_few_pixels(tmp_path: Path, monkeypatch:
         for n in range(10):
             pixels = rng.integers(60 * number, 160 + 60 * number, (20, 24, 3)).astype(np.uint8)
             image.fromarray(pixels).save(f"photos/{domain}/{label}/{n}.png")
-    size = {"size": 32}
-    run = shoal.train(
-        "logistic-regression", "photos", held_out="d", out="r", progress=False, data_options=size
-    )
+    size: dict[str, Any] = {"size": 32}
+    given: dict[str, Any] = {"held_out": "d", "progress": False, "data_options": size}
+    run = shoal.train("logistic-regression", "photos", out="r", **given)
     assert run.record.rule == "best on validation, refitted with the validation data"
     right = shoal.load("r").predict("photos/d") == [*["dark"] * 10, *["light"] * 10]
     assert right.mean() > 0.9

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -137,19 +137,19 @@ class Inputs(NamedTuple):
 
 def inputs_of(config: RunConfig, data: DomainData) -> Inputs:
     """Rows of numbers as they are; features of images and of text."""
-    examples: Any = data.examples
+    kind, examples = type(data.examples), cast(Any, data.examples)
     if applies(data):
         return Inputs(examples.x.cpu().numpy(), examples.y.cpu().numpy())
     sizes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "seed": 0}
-    if isinstance(examples, TextExamples):
-        network = build("tfidf-linear", vocabulary=len(examples.encode.tokenizer), **sizes)
-        x, rows = _term_counts(examples), data.splits["train"].examples()
+    if issubclass(kind, TextExamples):
         from sklearn.feature_extraction.text import TfidfTransformer
 
+        x, rows = _term_counts(examples), data.splits["train"].examples()
         transform = TfidfTransformer().fit(x[rows])
-        network.features.idf.copy_(torch.from_numpy(transform.idf_))  # type: ignore[operator, union-attr]
+        network = build("tfidf-linear", vocabulary=x.shape[1], **sizes)
+        network.features.idf.copy_(torch.from_numpy(transform.idf_))  # type: ignore[operator]
         return Inputs(transform.transform(x).astype(np.float32), examples.known_labels(), network)
-    if isinstance(examples, ImageFiles):
+    if issubclass(kind, ImageFiles):
         frozen = config.model_options.get("frozen")
         name, options = (config.model or data.model, config.model_options) if frozen else ("pixel-linear", {})
         network = build(name, **sizes, **options)
@@ -235,7 +235,7 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         for line in lines:
             journal.line({**line, "seconds": record.seconds})
         network, shape = inputs.network, list(data.input_shape)
-        recipe = network and network.recipe
+        recipe = None if network is None else network.recipe
         numbers = "" if isinstance(data.examples, TextExamples) else "float32"
         content, files = about(data, network or model, recipe, data.classes, shape, numbers)
         weights: dict[str, torch.Tensor] = {}
