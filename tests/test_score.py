@@ -307,7 +307,7 @@ def without(name: str) -> dict[str, Any]:
             "the classes of the model are 'no', 'yes'",
         ),
         ("stay", lambda: new(stay=lambda v: ["long"] * len(v)), {}, "this model predicts numbers"),
-        ("ill", lambda: without("age"), {}, "lacks what the model needs: 'age'"),
+        ("ill", lambda: without("age"), {}, "no column 'age' for the model"),
         ("ill", new, {"domain": "plaice"}, "no column 'plaice' for the domain"),
         ("ill", new, {"group": "patient"}, "no column 'patient' for the group"),
         ("ill", lambda: {name: [] for name in new()}, {}, "no rows"),

@@ -212,7 +212,7 @@ class Trained(nn.Module):
     def _warned(self, *args: Any) -> NDArray[Any]:
         """The outputs, with a warning for each doubt about the input."""
         _, outputs, source_reader = self.run(*args)
-        for note in source_reader.doubts:
+        for note in source_reader.warnings:
             warnings.warn(note, stacklevel=4)
         return outputs
 
@@ -232,7 +232,7 @@ class Trained(nn.Module):
 
     def save(self, folder: str | Path) -> Path:
         """Save the model with its preprocessing, model card and record to a new folder, for :func:`load`."""
-        inputs, files = self.reader().kept()
+        inputs, files = self.reader().portable()
         for name in (ENCODER, CARD) if self.folder else ():
             path = self.folder / name  # type: ignore[operator]
             if path.is_file() and not path.is_symlink():
@@ -264,7 +264,9 @@ class Trained(nn.Module):
             if len(output) != len(batch.names):
                 raise InputError(f"the model gives {len(output)} outputs for {len(batch.names)} examples.")
             # In float64: in the units of the label, float32 could round.
-            known = source_reader.answers(output.astype(np.float64)) if self.about.classes is None else output
+            known = (
+                source_reader.in_units(output.astype(np.float64)) if self.about.classes is None else output
+            )
             yield batch, known
 
     def run(

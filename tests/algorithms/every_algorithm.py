@@ -41,12 +41,14 @@ def toy_of(kind: str) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (x, targets.get(kind, lambda x: x[:, :3].argmax(1))(x)) for name, (x, _) in toy().items()}
 
 
-def network(outputs: int | None = 2, *, norm: bool = True, seed: int = 0) -> FeatureModel:
+def network(
+    outputs: int | None = 2, *, norm: bool = True, seed: int = 0, joined: bool = False
+) -> FeatureModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         between = [nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.1)] if norm else [nn.Tanh()]
         features = nn.Sequential(nn.Linear(4, WIDTH), *between)
-        return FeatureModel(features, linear_head(WIDTH, outputs))
+        return FeatureModel(Joined(features) if joined else features, linear_head(WIDTH, outputs))
 
 
 def network_of(kind: str) -> FeatureModel:
@@ -80,11 +82,6 @@ class Joined(nn.Module):
         return found
 
 
-def two_halves() -> FeatureModel:
-    model = network()
-    return FeatureModel(Joined(model.features), model.head)
-
-
 class Counted(nn.BatchNorm1d):
     """Also counts the examples that pass in training mode, in a buffer."""
 
@@ -115,11 +112,11 @@ class ByHand:
     def batch(self, step: int) -> MetaBatch:
         return next(iter(MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1)))
 
-    def take(self, *steps: int, finite: bool = True) -> "ByHand":
+    def take(self, *steps: int) -> "ByHand":
         for step in steps:
             torch.manual_seed(step)
             log = self.engine.step(self.batch(step), step)
-            assert not finite or torch.isfinite(log["losses"]).all()
+            assert torch.isfinite(log["losses"]).all()
             assert not log["losses"].requires_grad
         return self
 

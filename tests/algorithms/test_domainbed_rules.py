@@ -8,7 +8,6 @@ import torch
 from test_formulas import CLASSES, SGD, blocks, equal, meta, network, on
 from torch import Tensor, nn
 
-import shoal
 from references import adversarial
 from shoal.algorithms.base import trained_parameters
 from shoal.training.engine import Engine
@@ -80,35 +79,6 @@ def test_steps_are_domainbeds(name: str, case: str) -> None:
     assert moved == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        *(("dann", change) for change in ({"form": "joint"}, {"beta1": 0.6}, {"discriminator_steps": 2})),
-        ("dann", {"gradient_penalty": 0.5}),
-        ("cdann", {"discriminator_weight_decay": 0.01}),
-    ],
-)
-def test_every_part_of_the_rule_counts(name: str, change: dict[str, Any]) -> None:
-    """With one of them otherwise, the steps are not the reference's."""
-    pair, other = Pair(name, gradient_penalty=0.8), Pair(name, **{"gradient_penalty": 0.8, **change})
-    for step in range(6):
-        pair.take(step)
-        other.take(step)
-    pair.model, pair.algorithm = other.model, other.algorithm
-    assert pair.difference() > 1e-4
-
-
-@pytest.mark.parametrize("name", ["dann", "cdann"])
-@pytest.mark.parametrize("turns", [1, 2])
-def test_a_whole_training_in_turns(name: str, turns: int) -> None:
-    """With either side's step first between two evaluations: logs of both are read together."""
-    train = {f"d{d}": (x, y) for x, y, d in blocks(0)}
-    settings = {"form": "domainbed", "discriminator_steps": turns, "dropout": 0.1, "gradient_penalty": 0.5}
-    common: dict[str, Any] = {"steps": 9, "eval_every": 3, "batch_size": 3, "progress": False}
-    run = shoal.fit(name, network(), train, test={"t": train["d0"]}, settings=settings, **common)
-    assert run.record["status"] == "finished"
-
-
 class TestMLDG:
     def gradient(self, given: Any, **settings: Any) -> tuple[nn.Module, list[Tensor]]:
         model = network()
@@ -135,17 +105,3 @@ class TestMLDG:
         rule: dict[str, Any] = {"beta": 0.7, "held_out": 2, "inner": lambda p: torch.optim.Adam(p, 1e-2)}
         theirs = [adversarial.mldg(model, each, **rule) for each in (given, changed)]
         torch.testing.assert_close(*theirs, rtol=0, atol=0)
-
-
-def test_absent_classes_make_domainbeds_loss_smaller() -> None:
-    """With the labels 0 and 2 it is 2/3 of the mean over the classes there are; ours stays that mean."""
-    given = [(x, y // 2 * 2, d) for x, y, d in blocks(0)]
-
-    losses = {}
-    for form in ("domainbed", "joint"):
-        pair = Pair("cdann", form=form)
-        assert {int(c) for _, y, _ in given for c in y} == {0, 2}
-        out = pair.engine.forward(meta(given))
-        losses[form] = pair.algorithm.objective(out, 0)[1]["discriminator"]
-
-    torch.testing.assert_close(losses["domainbed"], 2 / 3 * losses["joint"], rtol=1e-10, atol=0)

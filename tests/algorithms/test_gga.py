@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_formulas import Maker, blocks, equal, meta, network, on, trained
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from shoal.algorithms import build
@@ -57,8 +57,7 @@ def naive(steps: int, start: int, length: int, trials: int, radius: float, toler
     return model, kept
 
 
-@pytest.mark.parametrize("radius", [0.01, 0.2, 2.0])
-@pytest.mark.parametrize("tolerance", [0.0, 0.1, 5.0])
+@pytest.mark.parametrize(("radius", "tolerance"), [(0.01, 0.1), (0.2, 0.0), (0.2, 5.0), (2.0, 0.1)])
 def test_steps(radius: float, tolerance: float) -> None:
     settings = WIDE | {"radius": radius, "tolerance": tolerance}
     expected, kept = naive(5, **settings)
@@ -69,52 +68,24 @@ def test_steps(radius: float, tolerance: float) -> None:
     assert (max(float((found[k] - other[k]).abs().max()) for k in found) > 1e-4) is bool(kept)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"start": 7, "length": 2}, {"start": 2, "length": 0}, {"start": 0, "length": 5, "radius": 0.0}],
-)
+@pytest.mark.parametrize("settings", [{"start": 7}, {"start": 2, "length": 0}, {"radius": 0.0}])
 def test_nothing_to_search_is_the_mean_of_the_losses(settings: dict[str, Any]) -> None:
-    found = trained("gga", MOMENTUM, 5, **{"trials": 3, "radius": 0.5} | settings)
+    """A trial changes neither BatchNorm's statistics nor what dropout draws next."""
+    found = trained("gga", MOMENTUM, 5, **{"start": 0, "length": 2, "trials": 3, "radius": 0.5} | settings)
     torch.testing.assert_close(found, trained("erm-by-domain", MOMENTUM, 5), rtol=1e-10, atol=1e-10)
-
-
-def test_the_window_is_a_fraction_of_the_training() -> None:
     made = build("gga", network(), cross_entropy, Task(3, 3, steps=5001))
     assert (made.start, made.end) == (100, 200)
 
 
-def test_zero_gradients_leave_everything_in_place() -> None:
-    """The cosine of a zero gradient is 0 with any other."""
-
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.theta = nn.Parameter(torch.ones(3, dtype=torch.float64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 0 * self.theta.expand(len(x), 3)
-
-    model = Constant()
-    _, engine = on("gga", model, MOMENTUM, **WIDE | {"start": 0})
-    for step in range(3):
-        engine.step(meta(blocks(step)), step)
-    assert model.theta.tolist() == [1.0] * 3
-
-
 def test_trials_change_neither_buffers_nor_random_numbers() -> None:
-    """All see the same dropout masks, and BatchNorm's statistics move by the step alone."""
+    """All have the same dropout masks, and BatchNorm's statistics move by the step alone."""
     settings: dict[str, Any] = WIDE | {"start": 0, "radius": 0.0}
     model, plain = network(norm=True), network(norm=True)
-    algorithm, engine = on("gga", model, MOMENTUM, **settings)
+    _, engine = on("gga", model, MOMENTUM, **settings)
     _, other = on("gga", plain, MOMENTUM, **settings | {"length": 0})
-    agreements: list[Tensor] = []
-    measure = algorithm.agreement
-    algorithm.agreement = lambda *a: agreements.append(measure(*a)) or agreements[-1]
     torch.manual_seed(0)
     engine.step(meta(blocks(0)), 0)
     torch.manual_seed(0)
     torch.randint(2**62, (6,))
     other.step(meta(blocks(0)), 0)
     assert equal(model.state_dict(), plain.state_dict())
-    assert len(agreements) == 1 + settings["trials"]
-    assert all(torch.equal(found, agreements[0]) for found in agreements)

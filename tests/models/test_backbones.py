@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,7 @@ def batchnorms(model: nn.Module) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "width"),
-    [("resnet18", (8, 32, 32), 512), ("mobilenetv2_100", SMALL, 1280), ("test_vit", (3, 160, 160), 64)],
+    ("name", "shape", "width"), [("resnet18", (8, 32, 32), 512), ("test_vit", (3, 160, 160), 64)]
 )
 def test_any_backbone_by_name(name: str, shape: tuple[int, ...], width: int) -> None:
     model, again = made(name, shape), made(name, shape)
@@ -94,7 +95,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         ("resnet18.tv_in1k", {"pretrained": False}, ""),
         ("resnet18", {}, ""),
         ("resnet18", {"pretrained": True}, "resnet18.a1_in1k of timm "),
-        ("resnet50d", {"pretrained": True}, "resnet50d.ra2_in1k of timm "),
     ],
 )
 def test_which_weights_a_name_gives(
@@ -130,16 +130,15 @@ def test_the_published_weights_are_torchvisions() -> None:
 
 
 def test_the_record_says_which_weights(requests: list[tuple[str, bool]], tmp_path: Path) -> None:
-    def weights(**options: Any) -> str | None:
-        config = RunConfig("cdsprites", "erm", 1, model="resnet18.tv_in1k", **options)
-        small = {"domains": 2, "size": 32, "per_domain": 20}
-        return run(replace(config, batch_size=4, data_options=small), "cpu").environment.get("weights")
-
-    assert str(weights()).startswith("resnet18.tv_in1k of timm ")
-    torch.save(made(classes=2).state_dict(), tmp_path / "own.pt")
-    digest = hashlib.sha256((tmp_path / "own.pt").read_bytes()).hexdigest()
+    small = {"domains": 2, "size": 32, "per_domain": 20}
+    config = RunConfig("cdsprites", "erm", 1, model="resnet18.tv_in1k", batch_size=4, data_options=small)
+    assert str(run(config, "cpu").environment.get("weights")).startswith("resnet18.tv_in1k of timm ")
+    path = tmp_path / "own.pt"
+    torch.save(made(classes=2).state_dict(), path)
     requests.clear()
-    assert weights(weights=str(tmp_path / "own.pt")) == f"own.pt, sha256 {digest}"
+    record = run(replace(config, weights=str(path)), "cpu")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert record.environment.get("weights") == f"own.pt, sha256 {digest}"
     assert requests == [("resnet18.tv_in1k", False)]  # nothing is fetched that a file takes the place of
 
 
@@ -160,8 +159,7 @@ def test_images_are_normalized_as_each_model_wants_them() -> None:
     assert torch.equal(Backbone(nn.Flatten(), False, MEAN, DEVIATION)(x), x.flatten(1))
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "model.backbone."])
-@pytest.mark.parametrize("source", ["timm", "torchvision"])
+@pytest.mark.parametrize(("source", "prefix"), [("timm", "model.backbone."), ("torchvision", "")])
 def test_weights_behind_a_prefix(prefix: str, source: str) -> None:
     """Those of timm, and where its names are the same those of torchvision; the model keeps its own head."""
     model = made("resnet18").double()
@@ -201,7 +199,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     weights = dict(model.features.body.state_dict())  # type: ignore[union-attr, operator]
     with pytest.raises(InputError, match="the file has 'extra'"):
         fitting({**weights, "extra": torch.zeros(1)}, model)
-    with pytest.raises(InputError, match=r"'layer1\.0\.conv1\.weight': \(1,\) in the file, \(64, 64, 3, 3\)"):
+    with pytest.raises(InputError, match=r"conv1\.weight' has shape \(1,\) in the file and \(64,"):
         fitting({**weights, "layer1.0.conv1.weight": torch.zeros(1)}, model)
     with pytest.raises(InputError, match="not those of model 'Linear'"):
         fitting(weights, nn.Linear(2, 2))
@@ -231,7 +229,9 @@ def test_bad_names_and_options(changes: dict[str, Any], message: str) -> None:
 
 def test_freeze_batchnorm_of_any_model() -> None:
     """Statistics stay, scale and shift train; layers whose statistics were never updated are left alone."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    from timm.layers import BatchNormAct2d
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Flatten(), nn.Linear(144, 2))
     x = torch.randn(8, 3, 8, 8)
     assert freeze_batchnorm(model) == []
     model(3 * x + 1)
@@ -242,8 +242,5 @@ def test_freeze_batchnorm_of_any_model() -> None:
     model(x).square().mean().backward()
     assert torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
     assert model[1].weight.grad.abs().sum() > 0  # type: ignore[union-attr, operator]
-    import copy
-    import pickle
-
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert not copied.train()[1].training

@@ -21,10 +21,7 @@ from shoal.models.clip import NORMALIZATION
 SHAPE, NAMES = (3, 32, 32), ["silly", "warm", "polite people"]
 
 
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy, log_softmax
 import shoal
 from shoal.errors import InputError
 from shoal.models import FeatureExtractor, FeatureModel
-from shoal.models import build as build_model
 from shoal.models.head import find_head
 
 
@@ -81,49 +80,18 @@ def hooks(model: nn.Module) -> int:
 
 def check(model: nn.Module, layer: str, *args: Any, **kwargs: Any) -> None:
     model.eval()
-    with FeatureExtractor(model) as extractor:
-        output = model(*args, **kwargs)
     without = copy.deepcopy(model)
     without.set_submodule(layer, nn.Identity())
     wanted = without(*args, **kwargs)
-    extractor.attach()
-    model(*args, **kwargs)
-    assert (extractor.layer, extractor.is_output) == (layer, True)
-    assert torch.equal(extractor.features, getattr(wanted, "logits", wanted).flatten(1))
-    assert extractor.width == extractor.features.shape[1]
-    assert extractor.linear is model.get_submodule(layer)
-    logits = getattr(output, "logits", output)
-    assert torch.equal(logits.flatten(1), extractor.linear(extractor.features))
-    extractor.close()
+    with FeatureExtractor(model) as extractor:
+        output = model(*args, **kwargs)
+        assert (extractor.layer, extractor.is_output) == (layer, True)
+        assert torch.equal(extractor.features, getattr(wanted, "logits", wanted).flatten(1))
+        assert extractor.width == extractor.features.shape[1]
+        assert extractor.linear is model.get_submodule(layer)
+        logits = getattr(output, "logits", output)
+        assert torch.equal(logits.flatten(1), extractor.linear(extractor.features))
     assert not hooks(model)
-
-
-@pytest.mark.parametrize(
-    ("package", "name", "layer"),
-    [
-        ("torchvision", "resnet18", "fc"),
-        ("torchvision", "googlenet", "fc"),
-        ("torchvision", "convnext_tiny", "classifier.2"),
-        ("timm", "convnext_atto", "head.fc"),
-        ("timm", "vit_tiny_patch16_224", "head"),
-        ("transformers", "DistilBert", "classifier"),
-        ("transformers", "Roberta", "classifier.out_proj"),
-    ],
-)
-def test_models_of_others(package: str, name: str, layer: str, timm: Any) -> None:
-    if package == "transformers":
-        model = text_classifier(name)
-        check(model, layer, input_ids=ids(), attention_mask=torch.ones_like(ids()))
-        return
-    if package == "torchvision":
-        from torchvision.models import get_model
-
-        more: dict[str, Any] = {"init_weights": False} if name == "googlenet" else {}
-        model = seeded(lambda: get_model(name, num_classes=3, **more))
-    else:
-        more = {"img_size": 64, "depth": 1} if "vit" in name else {}
-        model = seeded(lambda: timm.create_model(name, num_classes=3, **more))
-    check(model, layer, numbers(2, (3, 64, 64)))
 
 
 def text_classifier(name: str) -> nn.Module:
@@ -139,6 +107,20 @@ def text_classifier(name: str) -> nn.Module:
     return seeded(lambda: getattr(transformers, f"{name}ForSequenceClassification")(config))
 
 
+def test_models_of_others(timm: Any) -> None:
+    from torchvision.models import get_model
+
+    googlenet = seeded(lambda: get_model("googlenet", num_classes=3, init_weights=False))
+    for model, layer in (
+        (seeded(lambda: get_model("resnet18", num_classes=3)), "fc"),
+        (googlenet, "fc"),  # whose auxiliary heads are not used in evaluation
+        (seeded(lambda: timm.create_model("convnext_atto", num_classes=3)), "head.fc"),
+    ):
+        check(model, layer, numbers(2, (3, 64, 64)))
+    for name, layer in (("DistilBert", "classifier"), ("Roberta", "classifier.out_proj")):
+        check(text_classifier(name), layer, input_ids=ids(), attention_mask=torch.ones_like(ids()))
+
+
 def test_inputs_of_any_kind() -> None:
     model, x = seeded(Own), numbers(5)
     for args, kwargs in (((x,), {}), (({"x": x},), {}), ((x,), {"shift": torch.ones(4)}), ((), {"x": x})):
@@ -148,14 +130,11 @@ def test_inputs_of_any_kind() -> None:
 @pytest.mark.parametrize(
     ("ending", "is_output"),
     [
-        (lambda t: t.unsqueeze(1).reshape(5, -1), True),
-        (lambda t: t.float().squeeze(), True),
+        (lambda t: t.float().unsqueeze(1).reshape(5, -1).squeeze(), True),
         (lambda t: log_softmax(t, 1), False),
-        (lambda t: t * 2, False),
         (lambda t: t[:, :1], False),
         (lambda t: t.relu_(), False),
         (lambda t: (cross_entropy(t, torch.zeros(5).long()), t), True),
-        (lambda t: cross_entropy(t, torch.zeros(5).long()), False),
         (lambda t: {"loss": t.sum(), "logits": t}, True),
     ],
 )
@@ -167,19 +146,12 @@ def test_what_comes_after_the_last_layer(ending: Any, is_output: bool) -> None:
     assert (extractor.layer, extractor.is_output) == ("fc", is_output)
 
 
-@pytest.mark.parametrize(
-    ("ending", "layer"),
-    [
-        (lambda a, b, z: (a, b), "one"),
-        (lambda a, b, z: (a, z), "one"),
-        (lambda a, b, z: {"logits": b}, "two"),
-    ],
-)
-def test_of_several_outputs_the_logits_or_the_first_count(ending: Any, layer: str) -> None:
-    assert FeatureExtractor(TwoHeads(ending)).find(numbers()).layer == layer
+def test_of_several_outputs_the_logits_or_the_first_count() -> None:
+    assert FeatureExtractor(TwoHeads(lambda a, b, z: (a, b))).find(numbers()).layer == "one"
+    assert FeatureExtractor(TwoHeads(lambda a, b, z: {"logits": b})).find(numbers()).layer == "two"
 
 
-def test_a_normalisation_after_the_last_layer_and_frozen_weights() -> None:
+def test_frozen_weights_without_a_graph() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.LayerNorm(3)).requires_grad_(False)
     extractor = FeatureExtractor(model)
     with torch.no_grad():
@@ -189,37 +161,28 @@ def test_a_normalisation_after_the_last_layer_and_frozen_weights() -> None:
     assert not any(p.requires_grad for p in model.parameters())
 
 
-def test_a_layer_used_again_counts_where_it_is_last() -> None:
-    model = seeded(lambda: Shared("chain"))
-    with FeatureExtractor(model) as extractor:
-        model(x := numbers())
-        assert torch.equal(extractor.features, model.layer(x).relu())
-
-
 def test_named_layers() -> None:
-    """The output of a layer, and the input of the last."""
+    """The output of a layer, and the input of the last; one that is used again counts where it is last."""
     model, x = seeded(Own).eval(), numbers(5)
-    wanted = {
-        "body.0": model.body[0](x),
-        "body": model.body(x),
-        "dropout": model.body(x),
-        "fc": model.body(x),
-    }
+    wanted = {"body.0": model.body[0](x), "body": model.body(x), "fc": model.body(x)}
     for layer, features in wanted.items():
         with FeatureExtractor(model, layer) as extractor:
             model(x)
             assert torch.equal(extractor.features, features), layer
         assert extractor.is_output == (layer == "fc")
+    images = numbers(2, (3, 9, 9))
     convolutions = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 3, 1), nn.Flatten()
     )
-    images = numbers(2, (3, 9, 9))
-    for layer in ("1", "2"):
-        found = FeatureExtractor(convolutions, layer)
-        convolutions(images)
-        assert torch.equal(found.features, convolutions[:2](images).flatten(1))
+    found = FeatureExtractor(convolutions, "2")
+    convolutions(images)
+    assert torch.equal(found.features, convolutions[:2](images).flatten(1))
     tokens = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))
     assert FeatureExtractor(tokens, "0").find(ids()).width == 28
+    again = seeded(lambda: Shared("chain"))
+    with FeatureExtractor(again) as extractor:
+        again(x)
+        assert torch.equal(extractor.features, again.layer(x).relu())
 
 
 class Recurrent(nn.Module):
@@ -238,20 +201,15 @@ CONV = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten())
     ("model", "layer", "x", "message"),
     [
         (Own, "bodi", numbers(), r"features: Own has no layer 'bodi'\. Did you mean 'body'"),
-        (Own, "zzz", numbers(), r"features: Own has no layer 'zzz' \(such as 'body', 'dropout'"),
+        (Own, "zzz", numbers(), r"Own has no layer 'zzz'\. Layers are 'body', 'dropout'"),
         (Own, "", numbers(), r"features: Own has no layer ''"),
         (Own, "unused", numbers(), r"layer 'unused' is not executed in a forward pass of Own"),
-        (Recurrent, "lstm", numbers(2, (5, 4)), r"must be one tensor, .*layer 'lstm' gives 3"),
+        (Recurrent, "lstm", numbers(2, (5, 4)), r"must be one tensor of floats, .*'lstm' gives 3"),
         (lambda: Shared("pair"), None, numbers(), r"one last linear layer .*'layer'"),
         (lambda: Shared("first"), None, numbers(), r"'layer' is executed 2 times"),
         (lambda: TwoHeads(lambda a, b, z: a + b), None, numbers(), r"one last linear layer .*'one', 'two'"),
         (lambda: CONV, None, numbers(), r"Sequential has no linear layer .*features='layer.name'"),
-        (
-            lambda: nn.Sequential(nn.Linear(8, 8), *CONV),
-            None,
-            numbers(2, (3, 8, 8)),
-            r"one last linear .*'0'",
-        ),
+        (lambda: nn.Sequential(nn.Linear(8, 8), *CONV), None, numbers(2, (3, 8, 8)), r"one last linear"),
         (lambda: text_classifier("GPT2"), None, ids(), r"the last linear layer 'score' is applied to every"),
     ],
 )
@@ -289,9 +247,8 @@ def test_the_trial_pass_changes_nothing() -> None:
     for a, b in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     assert [m.training for m in watched.modules()] == [m.training for m in plain.modules()]
-    weight = watched.body[0].weight
-    slope = torch.autograd.grad(extractor.features.sum(), weight, retain_graph=True)[0]
-    assert slope.abs().sum() >= 0  # the features have their graph
+    (slope,) = torch.autograd.grad(extractor.features.square().sum(), watched.body[0].weight)
+    assert slope.abs().sum() > 0  # the features have their graph
 
 
 def test_copies_record_nothing_until_attached() -> None:
@@ -306,15 +263,13 @@ def test_copies_record_nothing_until_attached() -> None:
         assert torch.equal(extractor.features, before)
     assert list(model.state_dict()) == list(Own().state_dict())
     for copied in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
-        assert copied.model is not model
         copied.attach()
         copied.model(-x)
         assert torch.equal(copied.features, model.body(-x))
 
 
-@pytest.mark.parametrize("found_first", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_compiled_models(in_place: bool, found_first: bool) -> None:
+def test_compiled_models(in_place: bool) -> None:
     torch.compiler.reset()
     plain = seeded(Own).eval()
     model: Any = plain
@@ -323,8 +278,6 @@ def test_compiled_models(in_place: bool, found_first: bool) -> None:
     else:
         model = torch.compile(plain, backend="aot_eager", fullgraph=True)
     extractor = FeatureExtractor(model)
-    if found_first:
-        extractor.find(numbers(6))
     for x in (numbers(6), -numbers(6)):
         output = model(x)
         torch.testing.assert_close(extractor.features, plain.body(x))
@@ -350,20 +303,17 @@ def test_distributed_data_parallel() -> None:
         torch.distributed.destroy_process_group()
 
 
-def data(count: int = 12) -> dict[str, tuple[Tensor, Tensor]]:
-    return {name: (numbers(count) * (1 + n), torch.arange(count) % 3) for n, name in enumerate("ab")}
-
-
-@pytest.mark.parametrize("name", ["coral", "dann", "fishr"])
+@pytest.mark.parametrize("name", ["coral", "fishr"])
 def test_training_a_plain_module_as_its_parts(name: str) -> None:
     def network() -> nn.Sequential:
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
 
+    data = {name: (numbers(12) * (1 + n), torch.arange(12) % 3) for n, name in enumerate("ab")}
     parts = seeded(network)
     models = [seeded(network), FeatureModel(parts[:3], parts[3])]
     for model in models:
         options: dict[str, Any] = {"steps": 3, "batch_size": 4, "progress": False, "device": "cpu"}
-        shoal.fit(name, model, data(), settings={"start": 0, "weight": 1.0}, **options)
+        shoal.fit(name, model, data, settings={"start": 0, "weight": 1.0}, **options)
         assert not hooks(model)
     for a, b in zip(*(m.state_dict().values() for m in models), strict=True):
         assert torch.equal(a, b)
@@ -377,8 +327,6 @@ def test_the_head_of_a_model() -> None:
     assert find_head(plain, x) is plain[3]
     assert not hooks(plain)
     tail = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 4))
-    small = build_model("small-cnn", input_shape=(3, 8, 8), classes=3, seed=0)
-    assert find_head(small, x) is small.head
     for headless in (CONV, tail):
         with pytest.raises(InputError, match=r"no head.*FeatureModel"):
             find_head(headless, x)

@@ -16,19 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 import shoal
-from imitations.wilds_text import fake_amazon, fake_civilcomments, fake_tokenizer
+from imitations.wilds_text import fake_civilcomments, fake_tokenizer
 from shoal import datasets, models
 from shoal.errors import InputError
 from shoal.models import FeatureModel
-from shoal.models.language import _encoder
 
-pytestmark = pytest.mark.usefixtures("timm")  # whose torchvision transformers imports, where there is one
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+pytestmark = pytest.mark.usefixtures("timm", "offline")
 
 
 @pytest.fixture(scope="module")
@@ -60,66 +53,47 @@ def test_the_published_classifier(kind: str, tiny: str, tmp_path: Path) -> None:
     import transformers
 
     name = tiny if kind == "distilbert" else folder_of(tmp_path / "bert", "bert")
-    model = built(name, classes=2, pretrained=kind == "distilbert")
-    assert model.training
+    model: Any = built(name, classes=2, pretrained=kind == "distilbert")
     config = transformers.AutoConfig.from_pretrained(name, num_labels=2)
     made: Any = transformers.AutoModelForSequenceClassification.from_config(config)
-    ours: Any = model
-    getattr(made, kind).load_state_dict(ours.features.body.state_dict())
+    getattr(made, kind).load_state_dict(model.features.body.state_dict())
     if kind == "distilbert":
-        made.pre_classifier.load_state_dict(ours.features.layer.state_dict())
-    made.classifier.load_state_dict(ours.head[1].state_dict())
+        made.pre_classifier.load_state_dict(model.features.layer.state_dict())
+    made.classifier.load_state_dict(model.head[1].state_dict())
     torch.testing.assert_close(model.eval()(texts(9, 4)), made.eval()(**texts(9, 4)).logits)
-    assert ours.head[0].p == made.dropout.p == {"distilbert": 0.2, "bert": 0.1}[kind]
+    assert model.head[0].p == made.dropout.p == {"distilbert": 0.2, "bert": 0.1}[kind]
     assert built(name, classes=None, pretrained=False)(texts(7, 3, 5)).shape == (3,)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "electra", "tiny"])
+@pytest.mark.parametrize("kind", ["roberta", "tiny"])
 def test_padding_counts_for_nothing(kind: str, tmp_path: Path, tiny: str) -> None:
     model = built(tiny) if kind == "tiny" else built(folder_of(tmp_path / "m", kind), pretrained=False)
-    model = model.double().eval()
-    x = texts(9, 4, 6)
+    model, x = model.double().eval(), texts(9, 4, 6)
     expected = model(x)
     for length, filler in ((12, 0), (64, 17)):  # whatever stands where the mask is 0
         more = (0, length - 9)
-        longer = {
-            "input_ids": pad(x["input_ids"], more, value=filler),
-            "attention_mask": pad(x["attention_mask"], more),
-        }
-        torch.testing.assert_close(model(longer), expected, rtol=0, atol=1e-10)
-    alone = model({k: v[1:2, :4] for k, v in x.items()})
-    torch.testing.assert_close(alone, expected[1:2], rtol=0, atol=1e-10)
+        ids, mask = pad(x["input_ids"], more, value=filler), pad(x["attention_mask"], more)
+        longer = model({"input_ids": ids, "attention_mask": mask})
+        torch.testing.assert_close(longer, expected, rtol=0, atol=1e-10)
     whole = model({"input_ids": x["input_ids"], "attention_mask": torch.ones_like(x["input_ids"])})
     assert not torch.allclose(whole, expected)  # the mask counts
-
-
-def test_known_names_need_no_files() -> None:
-    """Their sizes are those of the published models."""
-    with torch.device("meta"):
-        counts = [
-            sum(p.numel() for p in _encoder(name, False, None)[0].parameters())
-            for name in ("distilbert-base-uncased", "google-bert/bert-base-uncased")
-        ]
-    assert counts == [66_362_880, 109_482_240]
 
 
 def test_weights_are_those_of_the_file_and_the_seed(tiny: str) -> None:
     def weights(seed: int, **options: Any) -> Tensor:
         return nn.utils.parameters_to_vector(built(tiny, seed=seed, **options).parameters())
 
-    torch.manual_seed(7)
-    first, drawn = weights(0, pretrained=False), torch.rand(3)
-    torch.manual_seed(7)
-    assert torch.equal(torch.rand(3), drawn)
-    assert torch.equal(first, weights(0, pretrained=False))
-    assert not torch.equal(first, weights(1, pretrained=False))
-    a, b = built(tiny, seed=0), built(tiny, seed=1)
+    assert torch.equal(weights(0, pretrained=False), weights(0, pretrained=False))
+    assert not torch.equal(weights(0, pretrained=False), weights(1, pretrained=False))
+    a, b = (built(tiny, seed=seed) for seed in (0, 1))
     stored = load_file(Path(tiny, "model.safetensors"))
     for model in (a, b):
         for name, value in model.features.body.state_dict().items():  # type: ignore[union-attr, operator]
             assert torch.equal(value, stored[name]), name
     assert not torch.equal(a.head[1].weight, b.head[1].weight)  # type: ignore[index]
-    assert built(tiny, dropout=0.5).head[0].p == 0.5  # type: ignore[index]
+    with torch.device("meta"):  # known names need no files
+        published = models.language._encoder("distilbert-base-uncased", False, None)[0]
+    assert sum(p.numel() for p in published.parameters()) == 66_362_880
 
 
 class Evil:
@@ -133,12 +107,9 @@ def test_no_strangers_code_is_run(tmp_path: Path, tiny: str, monkeypatch: pytest
     place = tmp_path / "m"
     shutil.copytree(tiny, place)
     (place / "model.safetensors").unlink()
-    for content in (pickle.dumps({"x": Evil()}), None):
-        (place / "pytorch_model.bin").write_bytes(content or b"")
-        if content is None:
-            torch.save({"x": Evil()}, place / "pytorch_model.bin")
-        with pytest.raises(InputError, match="cannot be loaded"):
-            built(str(place))
+    (place / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Evil()}))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        built(str(place))
     config = json.loads((place / "config.json").read_text())
     own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
     (place / "own.py").write_text("import pathlib; pathlib.Path('was-run').touch()")
@@ -157,8 +128,6 @@ def test_no_strangers_code_is_run(tmp_path: Path, tiny: str, monkeypatch: pytest
         ("t5", {"d_model": 16, "d_kv": 8, "num_heads": 2}, "is not a text encoder"),
         ("vit", {"image_size": 32}, "is not a text encoder"),
         ("no-such-kind", {}, "cannot be loaded"),
-        ("bert", {"is_decoder": True}, "is a left-to-right model"),
-        ("bert", {"hidden_act": "/tmp/x"}, "cannot be loaded"),
         ("bert", {"max_position_embeddings": 40}, "40 tokens, not 64"),
         ("roberta", {"max_position_embeddings": 64}, "62 tokens, not 64"),
     ],
@@ -171,8 +140,6 @@ def test_models_that_do_not_fit(kind: str, more: dict[str, Any], message: str, t
 def test_bad_names_options_and_inputs(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"'distilbert-base-uncasd'. Did you mean 'distilbert-base-unc"):
         built("distilbert-base-uncasd")
-    with pytest.raises(InputError, match=r"dropout of model .* must be below 1, got 1.5"):
-        built(tiny, dropout=1.5)
     with pytest.raises(InputError, match=r"unknown option of model '.*tiny-bert': 'width'"):
         built(tiny, width=3)
     with pytest.raises(InputError, match="takes text, input_shape"):
@@ -188,28 +155,15 @@ def test_bad_names_options_and_inputs(tiny: str, monkeypatch: pytest.MonkeyPatch
         built("bert-base-uncased")
 
 
-@pytest.mark.parametrize(("algorithm", "dataset"), [("erm", "civilcomments"), ("fish", "amazon")])
-def test_training(algorithm: str, dataset: str, tmp_path: Path) -> None:
-    {"civilcomments": fake_civilcomments, "amazon": fake_amazon}[dataset](tmp_path)
+def test_training(tmp_path: Path) -> None:
+    fake_civilcomments(tmp_path)
     tiny = str(tmp_path / "tiny-bert")
-    data = datasets.load(dataset, folder=str(tmp_path), tokenizer=tiny, max_tokens=64)
+    data = datasets.load("civilcomments", folder=str(tmp_path), tokenizer=tiny, max_tokens=64)
     model = models.build(data.model, input_shape=data.input_shape, classes=data.classes, seed=0)
-    rows = data.splits["train"].examples()[::6]
-    x, y = data.examples.collate([data.examples[i] for i in rows])  # type: ignore[attr-defined]
+    x, y = data.examples.collate([data.examples[i] for i in data.splits["train"].examples()[::6]])  # type: ignore[attr-defined]
     with torch.no_grad():
         before = cross_entropy(model.eval()(x), y)
-    run = shoal.fit(
-        algorithm,
-        model,
-        data,
-        steps=24,
-        batch_size=8,
-        domains_per_step=5,
-        optimizer=lambda params: torch.optim.Adam(params, 3e-3),
-        device="cpu",
-        progress=False,
-        eval_limit=40,
-    )
-    assert run.accuracy(data.splits["test"].names[0]) >= 0
+    options: dict[str, Any] = {"steps": 24, "batch_size": 8, "domains_per_step": 5, "eval_limit": 40}
+    shoal.fit("erm", model, data, lr=3e-3, device="cpu", progress=False, **options)
     with torch.no_grad():
         assert cross_entropy(model.eval()(x), y) < before

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -119,11 +116,3 @@ def test_tabular_starts_linear_and_can_bend() -> None:
     assert not torch.equal(model(x), model(x))
     straight = models.build("tabular", input_shape=(3,), classes=None, seed=0, depth=0).train()
     assert torch.equal(straight(x.float()), straight(x.float()))  # dropout is in the blocks only
-
-
-def test_imports_are_lazy() -> None:
-    """Neither transformers, timm nor the compiler is imported with the models."""
-    heavy = ("transformers", "timm", "torchvision", "torch._dynamo", "peft")
-    code = f"import sys, shoal.models; print([n for n in {heavy} if n in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "[]"

@@ -85,5 +85,6 @@ def test_the_numbers_that_are_known(tmp_path: Path) -> None:
     assert result.data["printed"] == {"ERM": "93/93", "IDGM and Fish": "97/57"}
     assert {path.suffix for path in result.files} == {".md", ".tex", ".csv", ".json", ".png", ".svg"}
     assert all(path.stat().st_size for path in result.files)
+    assert "linear-isometric.png" in {path.name for path in result.files}
     assert "every method ends at 97/57" in str(result)
     assert result.left_out == ""

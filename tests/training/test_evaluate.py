@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,23 +238,14 @@ def test_the_loss_is_a_mean_over_domains(size: int, own: bool) -> None:
     assert found.loss == pytest.approx(float(each[:5].mean() + each[5:200].mean()) / 2, rel=1e-6)
 
 
-def test_what_does_not_fit_in_memory_is_taken_in_halves() -> None:
-    class Small(nn.Module):
-        seen: ClassVar[list[int]] = []
-
+def test_what_does_not_fit_in_memory_is_named() -> None:
+    class Large(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            if len(x) > 30:
-                raise torch.OutOfMemoryError("no memory")
-            self.seen.append(len(x))
-            return x @ torch.eye(4)[:, :3]
+            raise torch.OutOfMemoryError("no memory")
 
     data = example_data()
-    every = Evaluator(data.examples, data.splits, task=Task(2, 3), batch_size=100)
-    with pytest.warns(UserWarning, match="100 examples per evaluation batch do not fit in memory"):
-        halved = every(Small())
-    whole = Evaluator(data.examples, data.splits, task=Task(2, 3), batch_size=25)(Small())
-    assert halved == whole
-    assert set(Small.seen) == {25}
+    with pytest.raises(InputError, match="eval_batch: 100 examples per evaluation batch do not fit"):
+        Evaluator(data.examples, data.splits, task=Task(2, 3), batch_size=100)(Large())
 
 
 def test_scores_come_back_from_plain_data() -> None:

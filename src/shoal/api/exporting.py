@@ -73,7 +73,7 @@ def write(trained: Trained, path: Path, about: Path, format: Format) -> Exported
     if trained.inputs.get("tokenizer") == TOKENIZER:
         # Written anew and not copied: in a stranger's folder there may be links to files of one's own.
         tokenizer = path.with_name(f"{path.name}.{TOKENIZER}")
-        for name, text in trained.reader().kept()[1].items():
+        for name, text in trained.reader().portable()[1].items():
             write_atomically(tokenizer / Path(name).name, text)
         content["inputs"]["tokenizer"] = tokenizer.name
     write_atomically(about, json.dumps(content, indent=1).encode())

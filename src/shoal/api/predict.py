@@ -131,6 +131,6 @@ def predict(
     found = Predictions(names, trained.labels(outputs), p, classes, example, tuple(reader.notes), path)
     if path is not None:
         write_output(path, as_csv([found.columns, *found.rows()]).encode("utf-8", "surrogateescape"))
-    for note in reader.doubts:
+    for note in reader.warnings:
         warnings.warn(note, stacklevel=3)
     return found

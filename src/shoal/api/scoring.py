@@ -141,7 +141,7 @@ def scored(
     parts = [(batch.names, output) for batch, output in trained.outputs(reader, data, batch_size, workers)]
     labels = labels or labels_of_paths(trained, [name for names, _ in parts for name in names])
     result = _scored(trained, data, np.concatenate([output for _, output in parts]), labels)
-    notes = [*labels.notes, *reader.doubts]
+    notes = [*labels.notes, *reader.warnings]
     if kind == "table" and table is not None:
         drift, more = drift_of(trained, table, labels.entities)
         return result._replace(score=replace(result.score, drift=drift, notes=(*notes, *more)))

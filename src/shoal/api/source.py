@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from shoal.errors import InputError, nearest, shown
+from shoal.errors import InputError, did_you_mean, shown
 from shoal.files import replacing
 from shoal.options import Algorithms, DataOptions, Names, as_flags
 from shoal.registry import spelled
@@ -61,15 +61,12 @@ class Source:
     def columns(self) -> dict[str, Any] | None:
         """What the columns of a table are taken for, as `shoal data check` reports it."""
         options = self.options
-        if self.dataset != TABLE or not {"file", "label", "domain"} <= options.keys() or "columns" in options:
+        if self.dataset != TABLE or not {"file", "label", "domain"} <= options.keys():
             return None
         from shoal.data.tables import check_table
 
-        drop = options.get("drop")
-        names = [n.strip() for n in drop.split(",")] if isinstance(drop, str) else list(drop or ())
-        known = {name: options[name] for name in OF_TABLE if name in options and name != "drop"}
-        path = Path(options["file"])
-        return {"file": path.name, **check_table(path, drop=names, **known)}
+        known = {name: options[name] for name in (*OF_TABLE, "columns") if name in options}
+        return {"file": Path(options["file"]).name, **check_table(Path(options["file"]), **known)}
 
     def notes(self) -> list[str]:
         """What a user should know before training: the columns of a table, or the size of images."""
@@ -91,7 +88,7 @@ def find_source(
     *,
     held_out: Names | None = None,
     folder: str | Path | None = None,
-    home: str = "shoal-data",
+    home: str = "runs/data",
     **options: Unpack[DataOptions],
 ) -> Source:
     """The dataset that ``data`` names.
@@ -103,10 +100,9 @@ def find_source(
         raise InputError(f"{bad} contradicts bad={own['bad']} in data_options.", "bad_images")
     if (columns := options.get("columns")) is not None:
         own["columns"] = list(columns)
-    given: dict[str, Any] = {k: v for k, v in options.items() if k in OF_TABLE and v is not None}
+    given = {k: v for k, v in options.items() if k in OF_TABLE and v not in (None, "", [], {})}
     if "drop" in given:
-        given["drop"] = listed_names(given["drop"])
-    given = {name: value for name, value in given.items() if value not in ("", [], {})}
+        given["drop"] = listed_names(options["drop"])
     if not isinstance(data, (str, Path)):
         data = _written(_in_memory(data, given), folder, home)
     source = _find(str(data), own, given)
@@ -159,33 +155,28 @@ def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
     if given:
         first = next(iter(given))
         raise InputError(f"is for tables, and {data!r} is not a .csv, .parquet or .xlsx file.", first)
-    from shoal import datasets as sets
+    from shoal.registry import DATASETS
 
+    known, name = DATASETS.names(), spelled(data)
     if form == "image folder":
-        if data.lower().replace("_", "-") not in sets.registry.names():  # ./name and name/ are folders always
+        if name not in known:  # ./name and name/ are folders always
             return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
         if not {"folder", "root"} & options.keys():
             where = f"write './{data}' for the folder of that name in this directory"
             warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
-    elif data.lower().replace("_", "-") not in sets.registry.names() and not _loads(data):
+        return Source(data, options, data)
+    try:
+        DATASETS.module(data)
+    except InputError:
+        if name in known:
+            raise
         here = itertools.islice(Path().iterdir(), 1000)
-        near = nearest(data, [*sets.registry.names(), *(p.name for p in here)])
-        hint = f" Did you mean {near!r}?" if near else ""
+        hint = did_you_mean(data, [*known, *(p.name for p in here)])
         raise InputError(
             f"there is no file or folder {shown(data)}, and no built-in dataset of that name "
             f"(`shoal list datasets`).{hint}"
-        )
+        ) from None
     return Source(data, options, data)
-
-
-def _loads(name: str) -> bool:
-    """Whether there is a dataset of this name, in whatever way it is found."""
-    from shoal import datasets as sets
-
-    try:
-        return bool(sets.registry.module(name))
-    except InputError:
-        return False
 
 
 def _in_memory(data: Any, given: dict[str, Any]) -> Table:

@@ -83,7 +83,12 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
                 raise InputError(f"requires {names[0].upper()} and {names[1].upper()}, got only {last!r}.")
             args = (words if len(words) > 1 else words[0], last)
         values = [_value(kinds[n], value, n) for n, value in zip(names, args, strict=False)]
-        return function(*values, **{n: _value(kinds[n], value, n) for n, value in flags.items()})
+        try:
+            return function(*values, **{n: _value(kinds[n], value, n) for n, value in flags.items()})
+        except InputError as error:
+            if error.option in names:  # it is no flag
+                error.args, error.option = (f"{error.option.upper()}: {error.args[0]}",), None
+            raise
 
     call.__name__, call.__doc__ = name, _description(docstring)
     call.kinds = kinds  # type: ignore[attr-defined]  # of all options, those without a flag included

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,19 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from shoal.data.batch import DomainData, Examples, TensorData
 from shoal.data.download import cache_folder
 from shoal.data.images import ImageFiles
+from shoal.data.loader import MetaBatchLoader
 from shoal.errors import InputError
 from shoal.files import write_atomically
 from shoal.models.backbones import Frozen
 from shoal.models.feature_model import FeatureModel
+from shoal.training.evaluate import InOrder
 from shoal.training.progress import Progress
 
-BATCH = 64
+BATCH, WORKERS = 64, 8
 _last: dict[str, TensorData] = {}
 
 
@@ -67,11 +69,15 @@ def _computed(examples: Any, model: FeatureModel, device: torch.device, shown: b
     progress = Progress("features", len(examples), shown)
     found: list[Tensor] = []
     labels: list[Tensor] = []
+    order = InOrder({"all": np.arange(len(examples))}, BATCH)
+    workers = min(WORKERS, (os.cpu_count() or 1) - 1)
+    loader = MetaBatchLoader(examples, order, workers=workers, device=device, stop=len(order.batches))
     with torch.inference_mode():
-        for x, y in DataLoader(examples, BATCH):
-            found.append(features(x.to(device)).float().cpu())
-            labels.append(y)
+        for batch in loader:
+            found.append(features(batch.x).float().cpu())
+            labels.append(batch.y.cpu())
             progress.update(sum(map(len, labels)))
+    loader.close()
     progress.close()
     return TensorData(torch.cat(found).clone(), torch.cat(labels).clone())
 

@@ -26,6 +26,7 @@ __all__ = [
     "FeatureModel",
     "build",
     "freeze_batchnorm",
+    "maker",
     "options_of",
     "parameter_groups",
     "registry",
@@ -64,12 +65,12 @@ def build(
             f"there is no default model for examples of shape {tuple(input_shape)}; name one "
             f"({', '.join(registry.names())}) or pass your own module."
         )
-    maker = _maker(name)
+    make = maker(name)
     options = check_options(name, options)
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        model: FeatureModel = maker(tuple(input_shape), classes, **options)
+        model: FeatureModel = make(tuple(input_shape), classes, **options)
     model.recipe = {"name": name, "options": options}
     return model
 
@@ -87,20 +88,20 @@ def options_of(name: str) -> list[str]:
     Args:
         name: name of the model.
     """
-    return list(settings(_maker(name)))[2:]
+    return list(settings(maker(name)))[2:]
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the model takes them; raises InputError where it does not."""
     check_names(f"option of model {name!r}:", options, options_of(name))
-    maker = _maker(name)
-    options = check(maker, options, f"model {name!r}")
-    if isinstance(maker, partial):  # one of timm's or transformers'
+    make = maker(name)
+    options = check(make, options, f"model {name!r}")
+    if isinstance(make, partial):  # one of timm's or transformers'
         lora.check(options)
     return options
 
 
-def _maker(name: str) -> Callable[..., FeatureModel]:
+def maker(name: str) -> Callable[..., FeatureModel]:
     """What builds the model called ``name``."""
     if spelled(name) in registry.names():
         found: Any = registry.module(name)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import InputError
-from shoal.models.feature_model import FeatureModel, linear_head
-from shoal.models.lora import Alpha, Dropout, Rank, all_called, inject
+from shoal.models.batchnorm import keep_statistics
+from shoal.models.feature_model import FeatureModel, with_head
+from shoal.models.lora import Alpha, Dropout, Rank, inject
 from shoal.settings import Range
 from shoal.vision import load_timm
 
@@ -84,15 +86,7 @@ def build(
         freeze_batchnorm = True
     config = timm.data.resolve_model_data_config(body)
     features = (Frozen if frozen else Backbone)(body, freeze_batchnorm, config["mean"], config["std"])
-    try:
-        with torch.no_grad(), all_called(name, body):
-            width = features.eval()(torch.zeros(1, *input_shape)).flatten(1).shape[1]
-    except (RuntimeError, AssertionError) as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise InputError(f"model {name!r} cannot take images {input_shape}: {first}") from error
-    features.train()
-    head = linear_head(width, classes)
-    model = FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
+    model = with_head(name, features, torch.zeros(1, *input_shape), classes, dropout)
     if pretrained:
         model.weights = _weights(name, body)
         features.has_weights()
@@ -115,40 +109,39 @@ def _weights(name: str, body: Any) -> str:
 class Backbone(nn.Module):
     """A network that wants images normalised its own way, with BatchNorm that may be frozen.
 
-    ``frozen=None``: once it :meth:`has_weights`.
+    ``freeze_batchnorm=None``: once it :meth:`has_weights`.
     """
 
     scale: Tensor
     shift: Tensor
 
     def __init__(
-        self, body: nn.Module, frozen: bool | None, mean: tuple[float, ...], deviation: tuple[float, ...]
+        self,
+        body: nn.Module,
+        freeze_batchnorm: bool | None,
+        mean: tuple[float, ...],
+        deviation: tuple[float, ...],
     ) -> None:
         super().__init__()
-        self.body = body
-        self.frozen = frozen
-        same = tuple(mean) == MEAN and tuple(deviation) == DEVIATION
-        self.normalising = not same and len(mean) == len(MEAN)
+        self.body, self.freeze_batchnorm = body, freeze_batchnorm
+        self.normalising = (*mean, *deviation) != (*MEAN, *DEVIATION) and len(mean) == len(MEAN)
         if self.normalising:
             own, wanted = torch.tensor(DEVIATION), torch.tensor(deviation)
             shift = (torch.tensor(MEAN) - torch.tensor(mean)) / wanted
             self.register_buffer("scale", (own / wanted).view(-1, 1, 1), persistent=False)
             self.register_buffer("shift", shift.view(-1, 1, 1), persistent=False)
-        self.train()
+        if freeze_batchnorm:
+            self._freeze()
 
-    def train(self, mode: bool = True) -> Backbone:
-        super().train(mode)
-        if self.frozen:
-            for module in self.body.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
-        return self
+    def _freeze(self) -> None:
+        for module in self.body.modules():
+            if isinstance(module, _BatchNorm):
+                keep_statistics(module)
 
     def has_weights(self) -> None:
         """To be called when the weights are no longer random."""
-        if self.frozen is None:
-            self.frozen = True
-            self.train(self.training)
+        if self.freeze_batchnorm is None:
+            self._freeze()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.normalising and x.shape[1] == len(self.scale):
@@ -165,9 +158,8 @@ class Frozen(Backbone):
         super().__init__(*args)
         self.requires_grad_(False)
 
-    def train(self, mode: bool = True) -> Frozen:
-        nn.Module.train(self, False)
-        return self
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:
         return x if x.dim() == 2 else super().forward(x)

@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-
-class _Frozen(nn.Module):
-    def train(self, mode: bool = True) -> Any:
-        return super().train(False)
-
-
-class FrozenBatchNorm1d(_Frozen, nn.BatchNorm1d):
-    pass
-
-
-class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d):
-    pass
-
-
-class FrozenBatchNorm3d(_Frozen, nn.BatchNorm3d):
-    pass
-
-
-class FrozenSyncBatchNorm(_Frozen, nn.SyncBatchNorm):
-    pass
-
-
-FROZEN: dict[Any, Any] = {frozen.__mro__[2]: frozen for frozen in _Frozen.__subclasses__()}
 
 
 def freeze_batchnorm(model: nn.Module) -> list[str]:
@@ -49,11 +25,20 @@ def freeze_batchnorm(model: nn.Module) -> list[str]:
     """
     names = []
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and type(module) in FROZEN and _has_statistics(module):
-            module.__class__ = FROZEN[type(module)]
-            module.eval()
+        if isinstance(module, _BatchNorm) and "train" not in vars(module) and _has_statistics(module):
+            keep_statistics(module)
             names.append(name)
     return names
+
+
+def keep_statistics(module: nn.Module) -> None:
+    """The module is in evaluation mode whatever mode is asked for."""
+    module.train = partial(_stay, module)  # type: ignore[method-assign]
+    module.eval()
+
+
+def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(module, False)
 
 
 def _has_statistics(module: _BatchNorm) -> bool:

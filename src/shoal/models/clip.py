@@ -21,8 +21,9 @@ from torch.nn.functional import normalize
 from shoal.data.text import from_hub, load_tokenizer
 from shoal.errors import InputError
 from shoal.models.backbones import Backbone, Frozen
-from shoal.models.feature_model import FeatureModel, linear_head
-from shoal.models.lora import Alpha, Dropout, Rank, all_called, inject
+from shoal.models.feature_model import FeatureModel, with_head
+from shoal.models.language import read_model
+from shoal.models.lora import Alpha, Dropout, Rank, inject
 from shoal.settings import Range
 from shoal.vision import load
 
@@ -88,35 +89,22 @@ def build(
         )
     use_prompts = zero_shot and pretrained and classes is not None
     texts = _texts(name, class_names, prompts, classes or 0) if use_prompts else []
-    model = from_hub(
-        "model", name, lambda name, **options: _read(transformers, name, config, pretrained, **options)
-    )
+    tokenizer = load_tokenizer(name) if use_prompts else None
+    if pretrained:
+        model, _ = read_model(name, config)
+    else:
+        model = from_hub("model", name, lambda name, **_: transformers.AutoModel.from_config(config))
     tower = Tower(model)
     if lora is not None:
         inject(tower, name, lora, lora_alpha, lora_dropout, lora_targets)
     features = (Frozen if frozen else Backbone)(tower, False, *NORMALIZATION[config.model_type])
-    with torch.no_grad(), all_called(name, tower):
-        width = features.eval()(torch.zeros(1, *input_shape)).shape[1]
-    head = linear_head(width, classes)
+    made = with_head(name, features, torch.zeros(1, *input_shape), classes, dropout)
     if use_prompts:
-        assert isinstance(head, nn.Linear)
-        _start(head, model, load_tokenizer(name), texts)
-    made = FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head).train()
+        head: Any = made.head[-1] if isinstance(made.head, nn.Sequential) else made.head
+        _start(head, model, tokenizer, texts)
     if pretrained:
         made.weights = f"{name} of transformers {transformers.__version__}"
     return made
-
-
-def _read(transformers: Any, name: str, config: Any, pretrained: bool, **options: Any) -> Any:
-    if not pretrained:
-        return transformers.AutoModel.from_config(config)
-    options |= {"config": config, "use_safetensors": True, "output_loading_info": True}
-    model, info = transformers.AutoModel.from_pretrained(name, **options)
-    if info["missing_keys"]:
-        raise ValueError(
-            f"its weights lack {len(info['missing_keys'])}, such as {min(info['missing_keys'])!r}"
-        )
-    return model.float()
 
 
 def _texts(name: str, classes: Sequence[str] | None, prompts: list[str] | str, count: int) -> list[list[str]]:
@@ -147,11 +135,10 @@ def _start(head: nn.Linear, model: Any, tokenizer: Any, texts: list[list[str]]) 
     options = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
     for row, own in enumerate(texts):
         tokens = tokenizer(own, **options)
-        embedded = model.text_model(
-            **{k: v for k, v in tokens.items() if k in ("input_ids", "attention_mask")}
-        )
-        projected = getattr(model, "text_projection", nn.Identity())(embedded.pooler_output)
-        head.weight[row] = model.logit_scale.exp() * normalize(normalize(projected).mean(0), dim=0)
+        known = {name: tokens[name] for name in ("input_ids", "attention_mask") if name in tokens}
+        found = model.get_text_features(**known)
+        embedded = found if isinstance(found, Tensor) else found.pooler_output
+        head.weight[row] = model.logit_scale.exp() * normalize(normalize(embedded).mean(0), dim=0)
     head.bias.fill_(float(getattr(model, "logit_bias", torch.zeros(1))))
     if (head.weight[:, None] - head.weight).abs().amax(2).fill_diagonal_(1).min() < 1e-6:
         raise InputError(

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from shoal.errors import InputError
+from shoal.models.lora import all_called
 
 
 class FeatureModel(nn.Module):
@@ -31,8 +35,20 @@ class FeatureModel(nn.Module):
         return output
 
 
-def linear_head(width: int, classes: int | None) -> nn.Module:
+def linear_head(width: int, classes: int | None, dropout: float = 0.0) -> nn.Module:
     """From ``width`` features to logits (B, classes), or for ``None`` to one number per example (B,)."""
-    if classes is None:
-        return nn.Sequential(nn.Linear(width, 1), nn.Flatten(start_dim=0))
-    return nn.Linear(width, classes)
+    parts: list[nn.Module] = [nn.Dropout(dropout)] if dropout else []
+    if classes is not None:
+        return nn.Sequential(*parts, nn.Linear(width, classes)) if parts else nn.Linear(width, classes)
+    return nn.Sequential(*parts, nn.Linear(width, 1), nn.Flatten(start_dim=0))
+
+
+def with_head(name: str, features: nn.Module, x: Tensor, classes: int | None, dropout: float) -> FeatureModel:
+    """``features`` of images such as ``x``, of model ``name``, with a linear head."""
+    try:
+        with torch.no_grad(), all_called(name, features):
+            width = features.eval()(x).flatten(1).shape[1]
+    except (RuntimeError, AssertionError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(f"model {name!r} cannot take images {tuple(x.shape[1:])}: {first}") from error
+    return FeatureModel(features, linear_head(width, classes, dropout)).train()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from shoal.data.batch import tensors_in
-from shoal.errors import InputError, nearest, shown
+from shoal.errors import InputError, did_you_mean, shown
 from shoal.replay import preserve_state
 from shoal.settings import checked
 from shoal.tensors import map_nest
@@ -23,6 +22,7 @@ RESHAPES = {
     *("Alias", "Clone", "ToCopy"),
 }
 """Autograd operations that change no value. Whether they drop any is checked by size."""
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class FeatureExtractor:
@@ -60,14 +60,14 @@ class FeatureExtractor:
         """Whether the layer is linear and its output is the model's, up to the shape."""
         self._root = unwrapped(model)
         names = [name for name, _ in self._root.named_modules(remove_duplicate=False)]
+        kind = type(self._root).__name__
         if layer is not None and layer not in names[not isinstance(self._root, nn.Linear) :]:
-            near = nearest(layer, names)
-            hint = f". Did you mean {near!r}?" if near else f"{_such_as(self._root)}."
-            raise InputError(f"features: {_name(self._root)} has no layer {shown(layer)}{hint}")
+            hint = did_you_mean(layer, names) or _such_as(self._root)
+            raise InputError(f"features: {kind} has no layer {shown(layer)}.{hint}")
         if layer is None and not any(isinstance(m, nn.Linear) for m in self._root.modules()):
             raise InputError(
-                f"features: {_name(self._root)} has no linear layer (nn.Linear) whose input they could be; "
-                f"set features='layer.name' to the layer that returns them{_such_as(self._root)}."
+                f"features: {kind} has no linear layer (nn.Linear) whose input they could be; "
+                f"set features='layer.name' to the layer that returns them.{_such_as(self._root)}"
             )
         self._takes_input: bool | None = None
         self._recorded: Any = None
@@ -88,13 +88,15 @@ class FeatureExtractor:
         what = f"layer {self.layer!r}" if self.layer else "the model"
         if not tensors:
             state = "" if self._handles else " since the extractor was closed"
-            compiled = self.model is not self._root or self._root._compiled_call_impl is not None
-            hint = " A model compiled and used before needs torch.compiler.reset()." if compiled else ""
-            raise InputError(f"features: {what} was not executed in a forward pass{state}.{hint}")
-        if len(tensors) > 1 or not tensors[0].ndim:
-            raise InputError(f"features must be one tensor, (B, …); {what} gives {len(tensors)}.")
-        if not tensors[0].is_floating_point():
-            raise InputError(f"features must be floating-point numbers; {what} gives {tensors[0].dtype}.")
+            raise InputError(
+                f"features: {what} was not executed in a forward pass{state}. A model that was compiled and "
+                "used before needs torch.compiler.reset()."
+            )
+        if len(tensors) > 1 or not tensors[0].ndim or not tensors[0].is_floating_point():
+            raise InputError(
+                f"features must be one tensor of floats, (B, …); {what} gives {len(tensors)} of "
+                f"{tensors[0].dtype}."
+            )
         return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
 
     def take(self) -> Tensor:
@@ -116,10 +118,10 @@ class FeatureExtractor:
         finally:  # after an error too, so that the next pass is another try
             if attached:
                 self.attach()
-        if rows is not None and features.shape[0] != rows:
+        if rows is not None and len(features) != rows:
             raise InputError(
-                f"features must have a row per example: layer {call.name!r} gives {features.shape[0]} rows "
-                f"for an output of {rows} rows. Name another layer, features='layer.name'."
+                f"features must have a row per example: layer {call.name!r} gives {len(features)} rows for "
+                f"an output of {rows} rows. Name another layer, features='layer.name'."
             )
         self.is_output = is_output and self.linear is not None
         self.width = features.shape[1]
@@ -132,9 +134,10 @@ class FeatureExtractor:
         self._attached = True
         if self.layer is None or self._takes_input is None:
             # The hooks of what torch.compile returns are not compiled, those of module.compile() are.
+            outermost = self.model.module if isinstance(self.model, PARALLEL) else self.model
             in_place = self._root._compiled_call_impl is not None
             find: Any = torch.compiler.disable(self._find_first) if in_place else self._find_first
-            self._handles = [_outermost(self.model).register_forward_pre_hook(find, with_kwargs=True)]
+            self._handles = [outermost.register_forward_pre_hook(find, with_kwargs=True)]
             return
         layer = self._root.get_submodule(self.layer)
         if self._takes_input:
@@ -145,7 +148,8 @@ class FeatureExtractor:
 
     def close(self) -> None:
         """Removes the hooks from the model."""
-        _remove(self._handles)
+        while self._handles:
+            self._handles.pop().remove()
         self._attached, self._recorded = False, None
 
     def __enter__(self) -> FeatureExtractor:
@@ -157,10 +161,7 @@ class FeatureExtractor:
     # A copy of the model has hooks of a copy of the extractor, which is not attached: they do nothing.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_recorded", "_handles")}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _recorded=None, _handles=[], _attached=False)
+        return vars(self) | {"_recorded": None, "_handles": [], "_attached": False}
 
     def _find_first(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._attached:
@@ -195,42 +196,29 @@ def _feature_layer(
     root: nn.Module, layer: str | None, args: Any, kwargs: Any
 ) -> tuple[Call, bool, bool, int | None]:
     """The call that has the features, whether they are its input, whether it returns the output; its rows."""
-    watched = {m: n for n, m in root.named_modules() if n == layer or isinstance(m, nn.Linear)}
+    watched: dict[nn.Module, str] = {m: n for n, m in root.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:  # a module may have two names
-        watched = {root.get_submodule(layer): layer}
-    calls: list[Call] = []
-
-    def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        nodes = [t.grad_fn for t in tensors_in([output]) if t.grad_fn is not None]
-        calls.append(Call(watched[module], _first(args, kwargs), output, nodes))
-
-    # The model's own hooks are not called by model.forward.
-    handles = [m.register_forward_hook(record, with_kwargs=True) for m in watched if m is not root]
-    try:
-        with _trial(root):
-            args, kwargs = map_nest(_for_autograd, args), map_nest(_for_autograd, kwargs)
-            result = root.forward(*args, **kwargs)
-            if root in watched:
-                record(root, args, kwargs, result)
-    finally:
-        _remove(handles)
+        watched[root.get_submodule(layer)] = layer
+    result, calls = _trial(root, watched, args, kwargs)
     output, several = _main_output(result)
-    rows = len(output) if output.ndim else None
+    if layer is not None:
+        calls = [call for call in calls if call.name == layer]
     last = next((call for call in reversed(calls) if _is_last(call, output, root)), None)
-    if layer is not None and not calls:
-        raise InputError(f"features: layer {layer!r} is not executed in a forward pass of {_name(root)}.")
+    kind, name_one = type(root).__name__, f"features='layer.name'.{_such_as(root)}"
+    if not calls:
+        raise InputError(f"features: layer {layer!r} is not executed in a forward pass of {kind}.")
     if layer is None and last is None:
-        names = dict.fromkeys(call.name for call in calls[-8:])
+        names = ", ".join(dict.fromkeys(repr(call.name) for call in calls[-8:]))
         raise InputError(
-            f"features: the output of {_name(root)} does not come from one last linear layer (nn.Linear) "
-            "alone; set features='layer.name' to the layer that returns them, or to one of the linear layers "
-            f"({', '.join(map(repr, names)) or 'none is executed'}){_such_as(root)}."
+            f"features: the output of {kind} does not come from one last linear layer (nn.Linear) alone; "
+            f"name the layer that returns them, or one of the linear layers ({names}), {name_one}"
         )
     call = last or calls[-1]
-    if call is not [c for c in calls if c.name == call.name][-1] or (last is None and len(calls) > 1):
+    count = sum(c.name == call.name for c in calls)
+    if count > 1 and (last is None or call is not [c for c in calls if c.name == call.name][-1]):
         raise InputError(
-            f"features: layer {call.name!r} is executed {sum(c.name == call.name for c in calls)} times in a "
-            "forward pass, and it is not clear which counts; name another layer, features='layer.name'."
+            f"features: layer {call.name!r} is executed {count} times in a forward pass, and it is not clear "
+            f"which counts; name another layer, {name_one}"
         )
     same_size = isinstance(call.output, Tensor) and call.output.numel() == output.numel()
     if layer is None and call.input.ndim > 2 and not same_size and output.ndim:
@@ -243,7 +231,53 @@ def _feature_layer(
     while node is not None and node not in call.nodes:
         reshape = node.name().rstrip("0123456789").removesuffix("Backward") in RESHAPES
         node = node.next_functions[0][0] if reshape else None
-    return call, last is not None, node is not None and same_size and not several, rows
+    is_output = node is not None and same_size and not several
+    return call, last is not None, is_output, len(output) if output.ndim else None
+
+
+def _trial(
+    root: nn.Module, watched: Mapping[nn.Module, str], args: Any, kwargs: Any
+) -> tuple[Any, list[Call]]:
+    """The output of a pass in evaluation mode with a graph, and the calls of the watched modules in it."""
+    calls: list[Call] = []
+
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        nodes = [t.grad_fn for t in tensors_in([output]) if t.grad_fn is not None]
+        calls.append(Call(watched[module], _first(args, kwargs), output, nodes))
+
+    # The model's own hooks are not called by model.forward.
+    handles = [m.register_forward_hook(record, with_kwargs=True) for m in watched if m is not root]
+    try:
+        with _evaluated(root):
+            args, kwargs = map_nest(_for_autograd, args), map_nest(_for_autograd, kwargs)
+            result = root.forward(*args, **kwargs)
+            if root in watched:
+                record(root, args, kwargs, result)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return result, calls
+
+
+@contextlib.contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, a graph whatever is frozen, compiled parts run eagerly; the model stays as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    eager: Any = contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        eager = torch.compiler.set_stance("force_eager")
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        model.eval()
+        with torch.inference_mode(False), torch.enable_grad(), preserve_state(model), eager:
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for p in frozen:
+            p.requires_grad_(False)
 
 
 def _is_last(call: Call, output: Tensor, root: nn.Module) -> bool:
@@ -284,52 +318,10 @@ def _for_autograd(part: Any) -> Any:
     return part.clone() if isinstance(part, Tensor) and part.is_inference() else part
 
 
-@contextmanager
-def _trial(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, a graph whatever is frozen, compiled parts run eagerly; the model stays as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
-    eager: Any = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # importing it takes seconds
-        eager = torch.compiler.set_stance("force_eager")
-    try:
-        for p in frozen:
-            p.requires_grad_(True)
-        model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), preserve_state(model), eager:
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for p in frozen:
-            p.requires_grad_(False)
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside of DistributedDataParallel and torch.compile."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _outermost(model: nn.Module) -> nn.Module:
-    """What torch.compile has made, whose own hooks are not compiled, or the model itself."""
-    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        model = model.module
-    return model
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    while handles:
-        handles.pop().remove()
-
-
-def _name(model: nn.Module) -> str:
-    return type(model).__name__
+    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def _such_as(model: nn.Module) -> str:
@@ -337,4 +329,4 @@ def _such_as(model: nn.Module) -> str:
     names = [name for name, _ in model.named_children()]
     if names:
         names += [f"{names[-1]}.{n}" for n, _ in model.get_submodule(names[-1]).named_children()]
-    return f" (such as {', '.join(map(repr, names[-8:]))})" if names else ""
+    return f" Layers are {', '.join(map(repr, names[-8:]))}." if names else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -89,7 +90,10 @@ def build(
     if config.model_type == "distilbert":  # whose published classifier has a layer of its own before the last
         usual, layer = config.seq_classif_dropout, _initialized(nn.Linear(width, width), deviation)
     features = Encoder(body, layer)
-    _check_length(name, body, input_shape[0])
+    if (most := _most_tokens(body)) < input_shape[0]:
+        raise InputError(
+            f"model {name!r} takes {most} tokens, not {input_shape[0]}; set max_tokens in data_options."
+        )
     with all_called(name, body):
         _check_reads(name, features)
     rate: float = usual if dropout is None else dropout
@@ -97,6 +101,35 @@ def build(
     if classes is None:
         head.append(nn.Flatten(start_dim=0))
     return FeatureModel(features, nn.Sequential(*head)).train()
+
+
+def read_model(name: str, config: Any, optional: str | None = None) -> tuple[Any, list[nn.Parameter]]:
+    """A model of transformers with its published weights, in float32; and its parameters without any.
+
+    These are refused unless ``optional`` is in their names. Only safetensors are read.
+    """
+    transformers = load("transformers", "text")
+
+    def read(name: str, **options: Any) -> tuple[Any, list[nn.Parameter]]:
+        options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
+        model, info = transformers.AutoModel.from_pretrained(name, **options)
+        lacking = sorted(key for key in info["missing_keys"] if optional is None or optional not in key)
+        if lacking:
+            raise ValueError(
+                f"its weights lack {len(lacking)} of the model's, such as {lacking[0]!r}: they belong to a "
+                "different model than config.json"
+            )
+        return model.float(), [p for n, p in model.named_parameters() if n in info["missing_keys"]]
+
+    logging = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # of weights that are not needed
+    logging.disable_progress_bar()
+    try:
+        return from_hub("model", name, read)
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()
 
 
 def _encoder(name: str, pretrained: bool, attention: str | None) -> tuple[Any, list[nn.Parameter]]:
@@ -115,28 +148,9 @@ def _encoder(name: str, pretrained: bool, attention: str | None) -> tuple[Any, l
             f"model {name!r} requires code of others, attention {asked!r}, which is not executed."
         )
     config._attn_implementation = attention
-
-    def read(name: str, **options: Any) -> tuple[Any, list[nn.Parameter]]:
-        options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
-        model, info = transformers.AutoModel.from_pretrained(name, **options)
-        if lacking := sorted(key for key in info["missing_keys"] if "pooler" not in key):
-            raise ValueError(
-                f"its weights lack {len(lacking)} of the model's, such as {lacking[0]!r}: they belong to a "
-                "different model than config.json"
-            )
-        return model.float(), [p for n, p in model.named_parameters() if n in info["missing_keys"]]
-
-    logging = transformers.utils.logging
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # of weights that an encoder does not need
-    logging.disable_progress_bar()
-    try:
-        if pretrained:
-            return from_hub("model", name, read)
-        return from_hub("model", name, lambda name, **_: (transformers.AutoModel.from_config(config), []))
-    finally:
-        logging.set_verbosity(level)
-        logging.enable_progress_bar()
+    if pretrained:
+        return read_model(name, config, "pooler")
+    return from_hub("model", name, lambda name, **_: (transformers.AutoModel.from_config(config), []))
 
 
 def _initialized(layer: nn.Linear, deviation: float) -> nn.Linear:
@@ -145,16 +159,12 @@ def _initialized(layer: nn.Linear, deviation: float) -> nn.Linear:
     return layer
 
 
-def _check_length(name: str, body: nn.Module, tokens: int) -> None:
-    """Refuses texts of more tokens than the model has positions for."""
+def _most_tokens(body: nn.Module) -> float:
+    """How many positions the model has; RoBERTa and its kin count them from behind the padding's."""
     config: Any = body.config
-    most = getattr(config, "max_position_embeddings", None)
-    for part, module in body.named_modules():
-        # RoBERTa and its kin count positions from behind the padding's.
-        if part.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            most = module.num_embeddings - int(module.padding_idx) - 1
-    if most is not None and tokens > most:
-        raise InputError(f"model {name!r} takes {most} tokens, not {tokens}; set max_tokens in data_options.")
+    tables = [m for n, m in body.named_modules() if n.endswith("position_embeddings")]
+    own = [m.num_embeddings - (m.padding_idx or -1) - 1 for m in tables if isinstance(m, nn.Embedding)]
+    return min(own, default=getattr(config, "max_position_embeddings", None) or math.inf)
 
 
 def _check_reads(name: str, features: nn.Module) -> None:
@@ -184,22 +194,19 @@ class Encoder(nn.Module):
         self.layer = layer
 
     def forward(self, x: Mapping[str, Tensor]) -> Tensor:
-        if not isinstance(x, Mapping) or "input_ids" not in x or "attention_mask" not in x:
+        if not isinstance(x, Mapping) or not {"input_ids", "attention_mask"} <= set(x):
             what = ", ".join(x) if isinstance(x, Mapping) else type(x).__name__
             raise InputError(f"a text model takes a mapping with input_ids and attention_mask, not {what}.")
         try:
             output = self.body(input_ids=x["input_ids"], attention_mask=x["attention_mask"])
         except IndexError as error:
-            words: Any = self.body.config.vocab_size  # type: ignore[union-attr]
-            most = int(x["input_ids"].max())
-            if most < words:
-                raise
+            config: Any = self.body.config
             raise InputError(
-                f"the tokenizer gives the token {most}, and the model has {words:,}: they do not belong "
-                "together."
+                f"the tokenizer gives the token {int(x['input_ids'].max())}, and the model has "
+                f"{config.vocab_size:,}: they do not belong together."
             ) from error
-        if self.layer is None and (pooled := getattr(output, "pooler_output", None)) is not None:
-            vector: Tensor = pooled
-            return vector
+        pooled: Tensor | None = getattr(output, "pooler_output", None)
+        if self.layer is None and pooled is not None:
+            return pooled
         state: Tensor = output.last_hidden_state[:, 0]
         return state if self.layer is None else self.layer(state).relu()

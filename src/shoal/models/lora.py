@@ -9,10 +9,11 @@ Reference: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2022.
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, cast
 
@@ -46,7 +47,7 @@ def check(options: Mapping[str, Any]) -> None:
     elif options.get("freeze_batchnorm") is False:
         raise InputError("freeze_batchnorm=False, but lora= trains adapters and the head only.")
     elif importlib.util.find_spec("peft") is None:
-        raise InputError("LoRA requires peft: pip install 'shoal[peft]'.")
+        raise InputError("LoRA requires peft: pip install 'shoal[lora]'.")
 
 
 def inject(
@@ -74,23 +75,18 @@ def inject(
     wanted = [targets] if isinstance(targets, str) else targets
     matches = {t: [n for n in linear if n == t or n.endswith(f".{t}")] for t in wanted}
     if not matches or not all(matches.values()):
-        missing = next(
-            (f"no linear layer {t!r}" for t, names in matches.items() if not names), "no usual ones"
-        )
-        raise InputError(f"lora_targets: model {name!r} has {missing}; {_choices(linear)}.")
+        missing = next((f"no linear layer {t!r}" for t, own in matches.items() if not own), "no usual ones")
+        # The last parts of names that say something; a number needs the part before it.
+        ends = (re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", n) for n in linear)
+        known = ", ".join(dict.fromkeys(end[0] for end in ends if end))
+        choose = f"choose from {known}" if known else "it has no linear layers, which LoRA requires"
+        raise InputError(f"lora_targets: model {name!r} has {missing}; {choose}.")
     allow_torchvision()  # peft imports transformers
     peft: Any = importlib.import_module("peft")
     pattern = "|".join(re.escape(n) for names in matches.values() for n in names)
     alpha = 2 * rank if alpha is None else alpha
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
     peft.inject_adapter_in_model(config, body)
-
-
-def _choices(linear: Sequence[str]) -> str:
-    """The last parts of names that say something; a number needs the part before it."""
-    ends = (re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", n) for n in linear)
-    names = dict.fromkeys(end[0] for end in ends if end)
-    return f"choose from {', '.join(names)}" if names else "it has no linear layers, which LoRA requires"
 
 
 def adapted(model: nn.Module) -> dict[str, Any]:
@@ -117,8 +113,9 @@ def all_called(name: str, body: nn.Module) -> Iterator[None]:
         for handle in handles:
             handle.remove()
     if idle:
+        layer = min(idle).removeprefix("body.")
         raise InputError(
-            f"lora_targets: model {name!r} uses the weight of {min(idle)!r} without calling the layer, so an "
+            f"lora_targets: model {name!r} uses the weight of {layer!r} without calling the layer, so an "
             "adapter there would do nothing; name other linear layers."
         )
 

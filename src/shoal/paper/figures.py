@@ -106,30 +106,50 @@ def cdsprites_figure(panels: Mapping[str, Sequence[Mapping[str, Any]]], setting:
 
 
 def linear_figure(paths: Mapping[str, Any], decay: float) -> Figure:
-    """Paths through weight space in three dimensions, and test accuracy and w₁ + b along them."""
-    figure = _figure(11, 4.4)
-    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
-    space = figure.add_subplot(grid[:, 0], projection="3d")
-    accuracy = figure.add_subplot(grid[0, 1])
-    margin = figure.add_subplot(grid[1, 1], sharex=accuracy)
+    """Accuracy on the held-out domain, and w₁ + b, step by step."""
+    figure = _figure(9.5, 4.0)
+    figure.suptitle(f"weight decay {decay:g}", fontsize=10)
+    accuracy, margin = figure.subplots(1, 2)
     for number, (method, path) in enumerate(paths.items()):
         colour = _colour(method, number)
-        w = np.vstack([np.zeros(5), np.array(path["weights"])])
         offset = 0.5 * (number - (len(paths) - 1) / 2)  # equal accuracies would hide each other
-        space.plot(w[:, 1], w[:, 2], w[:, 0], color=colour, linewidth=1.8, label=method)
-        space.scatter(*w[-1, [1, 2, 0]], color=colour, s=18)
         accuracy.plot(path["steps"], [100 * t + offset for t in path["test"]], color=colour, linewidth=1.4)
-        margin.plot(path["steps"], w[1:, 0] + w[1:, 4], color=colour, linewidth=1.6)
-    space.set(xlabel="$w_2$ (domain 1 only)", ylabel="$w_3$ (domain 2 only)", zlabel="$w_1$ (invariant)")
-    space.view_init(elev=25, azim=-60)
-    space.set_title(f"weights, from zero (weight decay {decay:g})")
-    _legend_below(figure, space, fontsize=8, ncols=4)
-    accuracy.set(title="accuracy on the held-out domain", ylabel="%", ylim=(40, 100), xscale="log")
-    accuracy.tick_params(labelbottom=False)
+        w = np.array(path["weights"])
+        margin.plot(path["steps"], w[:, 0] + w[:, 4], color=colour, linewidth=1.6, label=method)
     margin.axhline(0, color=INK, linewidth=0.8)
-    margin.set(title="above 0 the prediction is invariant", xlabel="step", ylabel="w₁ + b")
-    _tidy(accuracy)
-    _tidy(margin)
+    accuracy.set(title="accuracy on the held-out domain", ylabel="%", ylim=(40, 100))
+    margin.set(title="above 0 the prediction is invariant", ylabel="w₁ + b")
+    for axes in (accuracy, margin):
+        axes.set(xlabel="step", xscale="log")
+        _tidy(axes)
+    _legend_below(figure, margin, fontsize=8, ncols=5)
+    return figure
+
+
+def isometric_figure(panels: Mapping[float, Mapping[str, Any]]) -> Figure:
+    """The paper's first figure: paths of ERM and IDGM through weight space in isometric projection.
+
+    ``panels`` are paths by method, by weight decay. Dotted: shadows on the plane of the two spurious weights.
+    """
+    figure = _figure(9.5, 4.8)
+    for place, (decay, paths) in enumerate(panels.items(), 1):
+        space = figure.add_subplot(1, len(panels), place, projection="3d", proj_type="ortho")
+        top = 1.1 * max(np.max(path["weights"]) for path in paths.values())
+        for (method, path), lift in zip(paths.items(), (-0.12, 0.04), strict=True):
+            x, y, z = np.vstack([np.zeros(5), np.array(path["weights"])])[:, [1, 2, 0]].T
+            colour = COLOURS[method]
+            space.plot(x, y, 0 * z, color=colour, linewidth=1.2, linestyle=":")
+            space.plot(x, y, z, color=colour, linewidth=2.2, label=method)
+            space.plot(2 * [x[-1]], 2 * [y[-1]], [0, z[-1]], color=GREY, linewidth=0.6)
+            space.scatter(x[-1], y[-1], z[-1], color=colour, s=24)
+            space.text(x[-1], y[-1], z[-1] + lift * top, f" {path['state']}", color=colour, fontsize=9)
+        space.set(xlabel="$w_2$ (domain 1)", ylabel="$w_3$ (domain 2)", zlabel="$w_1$ (invariant)")
+        space.set(xlim=(0, top), ylim=(0, top), zlim=(0, 0.8 * top))
+        space.locator_params(nbins=5)
+        space.view_init(elev=35.264, azim=-45)
+        space.set_box_aspect((1, 1, 0.8), zoom=0.85)
+        space.set_title(f"weight decay {decay:g}; train/test accuracy at the end", fontsize=10)
+    _legend_below(figure, space)
     return figure
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.data.sampler import DomainBatchSampler, Draw
 from shoal.paper import read
-from shoal.paper.figures import linear_figure
+from shoal.paper.figures import isometric_figure, linear_figure
 from shoal.paper.reproduce import Reproduction, Request
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -189,6 +189,13 @@ def reproduce(request: Request) -> Reproduction:
     tables[f"At step {STEPS}, with weight decay"] = ends
     names = {"linear": 0.0, f"linear-decay-{SHOWN:g}".replace(".", "_"): SHOWN}
     figures = {name: linear_figure({m: by[m, d]["path"] for m in METHODS}, d) for name, d in names.items()}
+    both = {"ERM": "ERM", "IDGM": "IDGM, normalised, γ=0.1"}
+    figures["linear-isometric"] = isometric_figure(
+        {
+            d: {k: by[m, d]["path"] | {"state": by[m, d]["states"][STEPS]} for k, m in both.items()}
+            for d in names.values()
+        }
+    )
     nearest = min(METHODS, key=lambda method: abs(by[method, SHOWN]["w1+b"]))
     found = "; ".join(f"{name}: {states}" for name, states in printed().items())
     values = {"until": until, "decay": SHOWN, "nearest": nearest, "margin": by[nearest, SHOWN]["w1+b"]}

@@ -360,11 +360,15 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     for count, state in enumerate(states, 1):
         if count == 1:
             first = {name: value.detach() for name, value in state.items()}
-            kinds = {name: torch.promote_types(v.dtype, widest(v.device)) for name, v in first.items()}
-            sums = {name: v.to(kinds[name], copy=True) for name, v in first.items() if _averaged(v)}
+            sums = {
+                n: v.to(torch.promote_types(v.dtype, widest(v.device)), copy=True)
+                for n, v in first.items()
+                if _floating(v)
+            }
             continue
         for name in dict.fromkeys([*first, *state]):
-            if not (name in first and name in state and _same_kind(first[name], state[name])):
+            a, b = first.get(name), state.get(name)
+            if a is None or b is None or a.shape != b.shape or not (_floating(a, b) or _equal(a, b)):
                 raise InputError(
                     f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, has another "
                     "shape, or holds other whole numbers."
@@ -373,21 +377,16 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
             total += state[name].to(total)
     if not count:
         raise InputError("states is empty; it must contain at least one state dict.")
-    return {
-        name: (sums[name] / count).to(value.dtype) if name in sums else value.clone()
-        for name, value in first.items()
-    }
+    return {n: (sums[n] / count).to(v.dtype) if _floating(v) else v.clone() for n, v in first.items()}
 
 
-def _same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors can be averaged; whole numbers, except for counters, must be equal."""
-    if a.shape != b.shape or _averaged(a) != _averaged(b):
-        return False
-    return _averaged(a) or a.numel() == 1 or torch.equal(a, b.to(a))
+def _floating(*values: Tensor) -> bool:
+    return all(value.is_floating_point() or value.is_complex() for value in values)
 
 
-def _averaged(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether whole numbers are the same; counters need not be."""
+    return not (_floating(a) or _floating(b)) and (a.numel() == 1 or torch.equal(a, b.to(a)))
 
 
 @torch.no_grad()
@@ -411,7 +410,7 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
 
 
 def _between(start: Tensor, end: Tensor, alpha: float) -> Tensor:
-    if not _averaged(end):
+    if not _floating(end):
         return end.clone()
     start, kind = start.to(end.device, _precision(end)), end.dtype
     end = end.to(_precision(end))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import MetaBatch, Task, cut, known_labels, widest
+from shoal.data.batch import MetaBatch, Task, known_labels, widest
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
-from shoal.errors import unknown_name
+from shoal.errors import InputError, unknown_name
 from shoal.losses import find_terms
 from shoal.models.calling import call
 from shoal.training.metrics import METRICS, NONE, Metric, Outcome, default_metric, mean_over_domains
@@ -199,12 +198,12 @@ class Evaluator:
         self.which = {name: own.which for name, own in self.sets.items()}
         self.task, self.loss, self.autocast, self.watch = task, loss, autocast, watch or (lambda *_: None)
         self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
-        self.label_scale, self.batch_size, self.largest = label_scale, batch_size, batch_size
+        self.label_scale, self.batch_size = label_scale, batch_size
         self.terms = None if loss is None else find_terms(loss)
         self.ignored = self.terms.ignore_index if self.terms else None
         self.processes = processes or Processes("cpu")
         index, count = self.processes.index, self.processes.count
-        self.plan = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
+        self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
         self.loader = MetaBatchLoader(
             examples,
             self.plan,
@@ -245,7 +244,7 @@ class Evaluator:
                 own = self.sets[split]
                 self.watch(split, done[split] * count, len(own.which))
                 domain = own.domain[index::count][done[split] : done[split] + size]
-                output = self._output(model, batch.x, size)
+                output = self._output(model, batch.x)
                 for what in wanted:
                     rows[split][what].append(self._part(what, output, batch, domain))
                 done[split] += size
@@ -311,27 +310,15 @@ class Evaluator:
         found = flat.new_zeros(len(y), 3, classes + 1).scatter_add_(2, flat, torch.ones_like(flat))
         return found[:, :, :classes]
 
-    def _output(self, model: nn.Module, x: Any, size: int) -> Any:
-        """Outputs for ``size`` examples, in ever smaller pieces while they do not fit in memory."""
-        while True:
-            pieces = [slice(i, i + self.largest) for i in range(0, size, self.largest)]
-            try:
-                with self.autocast():
-                    outputs = [
-                        full_precision(call(model, x if len(pieces) == 1 else cut(x, s))) for s in pieces
-                    ]
-                return outputs[0] if len(pieces) == 1 else torch.cat(outputs)
-            except torch.OutOfMemoryError:
-                if self.largest == 1:
-                    raise
-            # After the handler: the error's traceback holds what did not fit.
-            if self.largest == self.batch_size:
-                warnings.warn(
-                    f"{size:,} examples per evaluation batch do not fit in memory; they are taken in pieces. "
-                    "A smaller eval_batch avoids this.",
-                    stacklevel=2,
-                )
-            self.largest = max(1, min(size, self.largest) // 2)
+    def _output(self, model: nn.Module, x: Any) -> Any:
+        try:
+            with self.autocast():
+                return full_precision(call(model, x))
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"{self.batch_size:,} examples per evaluation batch do not fit in memory; set a smaller one.",
+                "eval_batch",
+            ) from error
 
     def _scores(self, name: str, parts: Mapping[str, np.ndarray]) -> Scores:
         own, (points, weights) = self.sets[name], parts["points"].T
@@ -428,7 +415,7 @@ def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Do
     return Domains.from_indices(found)
 
 
-class _InOrder:
+class InOrder:
     """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
 
     seed = 0

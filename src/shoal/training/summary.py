@@ -118,7 +118,7 @@ def about(
     if described:
         from shoal.data.inputs import reader
 
-        known, files = reader(described, data.input_shape).kept()
+        known, files = reader(described, data.input_shape).portable()
         described = dict(known)
     config: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
     if recipe is not None and hasattr(config, "to_json_string"):  # an encoder of transformers'
@@ -137,9 +137,9 @@ def about(
 
 def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """With the options that were left as they are: a later version may have other defaults."""
-    from shoal.models import _maker
+    from shoal.models import maker
 
     name = str(recipe["name"])
-    takes = list(inspect.signature(_maker(name)).parameters.values())[2:]
+    takes = list(inspect.signature(maker(name)).parameters.values())[2:]
     defaults = {option.name: option.default for option in takes if option.default is not option.empty}
     return {"name": name, "options": plain({**defaults, **(recipe.get("options") or {})})}
