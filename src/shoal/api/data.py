@@ -83,30 +83,26 @@ def check(
     from shoal.registry import DATASETS
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    form = form_of(data)
-    table = form != "image folder" and form != "name"
+    table = (form := form_of(data)) not in ("image folder", "name")
     if table and dataset is not None:
         raise InputError("is for folders, and the data are a table.", "dataset")
-    allowed = OF_TABLE if table else ("data_options",) if dataset is None else ()
-    for name in given:
-        if name not in allowed:
-            kind = "table" if table else "folder"
-            raise InputError(f"does not apply to the check of a {kind}.", name)
-    if table:
-        return _check_table(data, given)
-    path = Path(data).expanduser()
     if form == "name":
         raise InputError(f"there is no file or folder {str(data)!r}.")
-    module = DATASETS.module(dataset or IMAGE_FOLDER)
+    allowed = OF_TABLE if table else ("data_options",) if dataset is None else ()
+    if wrong := [name for name in given if name not in allowed]:
+        raise InputError(f"does not apply to the check of a {'table' if table else 'folder'}.", wrong[0])
+    if table:
+        return _check_table(data, given)
+    module, folder = DATASETS.module(dataset or IMAGE_FOLDER), Path(data).expanduser()
     cores = workers or os.cpu_count() or 1
-    processes, tell = 0 if cores == 1 else cores, _teller(progress)
+    processes, show = 0 if cores == 1 else cores, _progress(progress)
     if hasattr(module, "PUBLISHED"):
-        return _check_wilds(module, path, processes, tell)
+        return _check_wilds(module, folder, processes, show)
     if dataset is not None and not hasattr(module, "LAYOUT"):
         known = [*DATASETS.having("LAYOUT"), *DATASETS.having("PUBLISHED")]
         raise InputError(f"{dataset!r} has no folder to check; these have: {', '.join(known)}.", "dataset")
-    layout = getattr(module, "LAYOUT", None)
-    return _check_images(layout, path, given.get("data_options", {}), processes, tell)
+    options_of_data = given.get("data_options", {})
+    return _check_images(getattr(module, "LAYOUT", None), folder, options_of_data, processes, show)
 
 
 def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
@@ -114,15 +110,13 @@ def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
     from shoal.report import columns
 
     name = Path(data).name if isinstance(data, (str, Path)) else "the table"
-    known = {name: value for name, value in options.items() if name != "drop"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # they are in the report
-        found = check_table(data, drop=listed_names(options.get("drop")), **known)
-    report = {"file": name, **found}
+        report = {"file": name, **check_table(data, **options)}
     return DataReport(report, columns.text(report))
 
 
-def _check_wilds(module: Any, folder: Path, workers: int, tell: Callable[[str], None]) -> DataReport:
+def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], None]) -> DataReport:
     """Counts the examples and domains of a dataset of WILDS, and reads all files there may be."""
     from joblib import Parallel, delayed
 
@@ -134,27 +128,26 @@ def _check_wilds(module: Any, folder: Path, workers: int, tell: Callable[[str], 
     data = module.load(folder=str(place.folder))
     examples: Any = data.examples
     parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
-    bad: dict[int, str] = {}
+    unread = dict[str, str]()
     for i, why in enumerate(parallel(delayed(examples.problem)(i) for i in range(len(examples)))):
-        tell(f"{i + 1:,} of {len(examples):,} files read")
-        bad |= {} if why is None else {i: why}
+        show(f"{i + 1:,} of {len(examples):,} files read")
+        unread |= {} if why is None else {examples.path(i): why}
     here = {
         "examples": {name: len(domains.examples()) for name, domains in data.splits.items()},
         "domains": {name: len(domains) for name, domains in data.splits.items()},
     }
-    known = {v: {what: dict(getattr(c, what)) for what in here} for v, c in published.counts.items()}
-    differing = {
-        version: [
+
+    def differences(version: str) -> list[str]:
+        return [
             f"{split} has {here[what].get(split, 0):,} {what}, not {number:,}"
             for what in here
-            for split, number in counts[what].items()
+            for split, number in getattr(published.counts[version], what).items()
             if here[what].get(split, 0) != number
         ]
-        for version, counts in known.items()
-    }
-    counts, source = known[place.version], published.counts[place.version].source
-    problems = differing[place.version] + [f"files that cannot be read: {len(bad):,}"] * bool(bad)
-    unread = {examples.path(i): why for i, why in bad.items()}
+
+    counts = {what: dict(getattr(published.counts[place.version], what)) for what in here}
+    source = published.counts[place.version].source
+    problems = differences(place.version) + [f"files that cannot be read: {len(unread):,}"] * bool(unread)
     table = Table(["split", "examples", "published", "domains", "published"])
     for split in dict.fromkeys([*here["examples"], *counts["examples"]]):
         numbers = [side[what].get(split) for what in here for side in (here, counts)]
@@ -165,7 +158,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, tell: Callable[[str], 
     lines += _some("problem:", problems)
     if not problems:
         lines.append("The counts match the published ones, and no problem was found in the files.")
-    elif other := [v for v, differences in differing.items() if not differences and v != place.version]:
+    elif other := [v for v in published.counts if v != place.version and not differences(v)]:
         lines.append(f"These are the counts of version {', '.join(other)}.")
     content = {"folder": str(place.folder), "version": place.version, **here, "published": counts}
     content |= {"source": source, "notes": dict(data.notes), "unreadable": unread, "problems": problems}
@@ -177,7 +170,7 @@ def _check_images(
     folder: Path,
     options: Mapping[str, Any],
     workers: int,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> DataReport:
     from shoal import datasets as sets
     from shoal.data.images import inspect_files, missing_classes, read_folders
@@ -188,11 +181,9 @@ def _check_images(
         warnings.filterwarnings("ignore", message="there is no image of class")  # it is in the report
         place, domains = (folder, None) if layout is None else layout.find(folder)
         files = read_folders(place, domains)
-    root = str(place)
-    names = [os.path.relpath(path, root) for path in files["path"]]
-    found = inspect_files(
-        list(files["path"]), workers, lambda n: tell(f"{n:,} of {len(files):,} images decoded")
-    )
+    paths = list(files["path"])
+    found = inspect_files(paths, workers, lambda n: show(f"{n:,} of {len(files):,} images decoded"))
+    names = [os.path.relpath(path, place) for path in paths]
     found = found.assign(name=names, domain=files["domain"], label=files["label"])
     table_of = files.groupby(["domain", "label"], observed=False).size().unstack()
     classes = {str(domain): {str(c): int(n) for c, n in row.items()} for domain, row in table_of.iterrows()}
@@ -201,29 +192,25 @@ def _check_images(
     copies = found[(found["digest"] != "") & found["digest"].duplicated(keep=False)]
     for _, same in copies.groupby("digest", sort=False):
         # In two domains an image leaks, in two classes it has a wrong label.
-        kind = (
-            "domains"
-            if same["domain"].nunique() > 1
-            else "classes"
-            if same["label"].nunique() > 1
-            else "copies"
-        )
-        duplicates[kind].append(list(same["name"]))
+        several = [
+            n for n, column in (("domains", "domain"), ("classes", "label")) if same[column].nunique() > 1
+        ]
+        duplicates[[*several, "copies"][0]].append(list(same["name"]))
     bad = found[found["problem"].notna()]
     unreadable = dict(zip(bad["name"], bad["problem"], strict=True))
-    transparent = int(found["transparent"].sum())
-    lacking = missing_classes(files)
+    lacking, transparent = missing_classes(files), int(found["transparent"].sum())
     problems = _refused(folder, options) if layout is None else _unlike(layout, counts, classes)
     problems += [f"images that cannot be read: {len(unreadable):,}"] * bool(unreadable)
     for kind in ("domains", "classes"):
         problems += [f"images that are in several {kind}: {len(duplicates[kind]):,}"] * bool(duplicates[kind])
     published = {} if layout is None else dict(layout.counts)
-    content = {"folder": root, "images": len(files), "domains": counts, "classes": classes}
-    content |= {"lacking": [{"domain": domain, "class": label} for domain, label in lacking]}
-    content |= {"transparent": transparent}
-    content |= {"unreadable": unreadable, "duplicates": duplicates, "problems": problems}
-    content |= {"published": published, "source": layout.source} if layout else {}
-
+    content = {
+        **{"folder": str(place), "images": len(files), "domains": counts, "classes": classes},
+        "lacking": [{"domain": domain, "class": label} for domain, label in lacking],
+        **{"transparent": transparent, "unreadable": unreadable, "duplicates": duplicates},
+        **{"problems": problems, "published": published},
+        **({"source": layout.source} if layout else {}),
+    }
     table = Table(["domain", "images", "classes", *(["published"] if published else [])])
     for domain in published or counts:
         present = sum(n > 0 for n in classes.get(domain, {}).values())
@@ -276,17 +263,17 @@ def _some(words: str, items: Iterable[str]) -> list[str]:
     return lines[:SHOWN] + more
 
 
-def _teller(shown: bool) -> Callable[[str], None]:
-    """Prints what it is told on stderr, a line every few seconds."""
+def _progress(shown: bool) -> Callable[[str], None]:
+    """Shows progress on stderr, a line every few seconds."""
     last = time.monotonic()
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         nonlocal last
         if shown and time.monotonic() - last > SECONDS:
             last = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
-    return tell
+    return show
 
 
 @public()
@@ -313,18 +300,19 @@ def get(
     to = Path(out or os.environ.get(VARIABLE) or "data").expanduser()
     downloads = {name: _download(name) for name in listed_names(datasets)}
     if plan:
-        plans = [_plan(name, download, to) for name, download in downloads.items()]
-        return DataReport({"plan": plans}, "\n\n".join([*map(_planned, plans), UNTRIED]))
-    reports, problems = [], []
+        planned = [_plan(name, download, to) for name, download in downloads.items()]
+        texts = [*(report.text for report in planned), UNTRIED]
+        return DataReport({"plan": [report.content for report in planned]}, "\n\n".join(texts))
+    reports, problems = list[DataReport](), list[str]()
     for name, download in downloads.items():
         try:
-            reports.append(_fetch(name, download, to, progress))
+            reports.append(_fetch(name, download, to, _progress(progress)))
         except InputError as error:
             if len(downloads) == 1:
                 raise
             problems.append(f"{name}: {error}")
-    text = "\n\n".join([*map(_fetched, reports), *problems])
-    return DataReport({"datasets": reports, "problems": problems}, text)
+    content = {"datasets": [report.content for report in reports], "problems": problems}
+    return DataReport(content, "\n\n".join([*(report.text for report in reports), *problems]))
 
 
 def _download(name: str) -> Download:
@@ -337,57 +325,53 @@ def _download(name: str) -> Download:
     if hasattr(module, "PUBLISHED"):
         raise InputError(
             f"{name} cannot be downloaded: {module.PUBLISHED.down}. Pass the folder that "
-            f"{module.PUBLISHED.folder} "
-            "is in as data_dir."
+            f"{module.PUBLISHED.folder} is in as data_dir."
         )
     known = ", ".join(DATASETS.having("DOWNLOAD"))
     raise InputError(f"dataset {name!r} cannot be downloaded; these can: {known}.")
 
 
-def _plan(name: str, download: Download, to: Path) -> dict[str, Any]:
-    there = download.find(to)
-    place = {"folder": str(there or to / download.home), "there": there is not None}
-    return {"dataset": name, **place, "files": [vars(source) for source in download.sources]}
-
-
-def _planned(plan: Mapping[str, Any]) -> str:
+def _plan(name: str, download: Download, to: Path) -> DataReport:
     from shoal.data.download import amount
 
-    there = "exists: nothing would be downloaded" if plan["there"] else "would be downloaded"
-    lines = [f"{plan['dataset']}, in {plan['folder']}, {there}"]
-    for one in plan["files"]:
-        size = amount(one["size"]) if one["size"] else "size unknown"
-        kind, _, value = (one["checksum"] or "").partition(":")
-        checksum = f"{kind} {value} ({one['checksum_from']})" if kind else "no checksum is published"
-        lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
-    return "\n".join(lines)
+    there = download.find(to)
+    folder = str(there or to / download.home)
+    state = "exists: nothing would be downloaded" if there else "would be downloaded"
+    lines = [f"{name}, in {folder}, {state}"]
+    for one in download.sources:
+        size = amount(one.size) if one.size else "size unknown"
+        kind, _, value = (one.checksum or "").partition(":")
+        checksum = f"{kind} {value} ({one.checksum_from})" if kind else "no checksum is published"
+        lines += [f"  {one.file}: {size}, {checksum}", *(f"    {url}" for url in one.urls)]
+    files = [vars(source) for source in download.sources]
+    content = {"dataset": name, "folder": folder, "there": there is not None, "files": files}
+    return DataReport(content, "\n".join(lines))
 
 
-def _fetch(name: str, download: Download, to: Path, progress: bool) -> dict[str, Any]:
+def _fetch(name: str, download: Download, to: Path, show: Callable[[str], None]) -> DataReport:
     from shoal.data.download import amount
     from shoal.data.download import get as fetch
     from shoal.registry import DATASETS
 
-    told = _teller(progress)
-
     def on_progress(file: str, done: int, total: int | None) -> None:
-        told(f"{file}: {amount(done)}{'' if total is None else f' of {amount(total)}'}")
+        show(f"{file}: {amount(done)}{'' if total is None else f' of {amount(total)}'}")
 
     got = fetch(download, to, on_progress)
     words = ["shoal", "train", "erm", name, "--data-dir", str(to)]
     if hasattr(DATASETS.module(name), "LAYOUT"):
         words = ["shoal", "data", "check", str(got.folder), "--dataset", name]
-    report = {"dataset": name, "folder": str(got.folder), "files": got.files, "notes": got.notes}
-    return {**report, "next": shlex.join(words)}
-
-
-def _fetched(report: Mapping[str, Any]) -> str:
-    done = "is now in {folder}." if report["files"] else "is already in {folder}; nothing was downloaded."
-    lines = [f"{report['dataset']} {done.format(**report)}"]
-    for one in report["files"]:
+    content = {"dataset": name, "folder": str(got.folder), "files": got.files, "notes": got.notes}
+    content["next"] = following = shlex.join(words)
+    state = (
+        f"is now in {got.folder}." if got.files else f"is already in {got.folder}; nothing was downloaded."
+    )
+    lines = [f"{name} {state}"]
+    for one in got.files:
         how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published"
         lines.append(f"  {one['file']}: sha256 {one['sha256']}, {how}")
-    return "\n".join([*lines, *(f"  {note}." for note in report["notes"]), f"Next: {report['next']}"])
+    return DataReport(
+        content, "\n".join([*lines, *(f"  {note}." for note in got.notes), f"Next: {following}"])
+    )
 
 
 @public()
