@@ -55,7 +55,7 @@ def sampler(**more: Any) -> DomainBatchSampler:
 
 
 def fish(model: nn.Module) -> Fish:
-    return Fish(AdamW(model.parameters(), LR), inner_steps=INNER_STEPS, meta_lr=META_LR)
+    return Fish(AdamW(model.parameters(), LR, fused=True), inner_steps=INNER_STEPS, meta_lr=META_LR)
 
 
 def ours(model: nn.Module, train: Any = None, **options: Any) -> nn.Module:

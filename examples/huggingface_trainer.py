@@ -25,7 +25,7 @@ def main(folder: str | None = None, checkpoint: str | None = None, **settings: A
         "max_steps": STEPS * INNER_STEPS,  # whole inner loops
         "per_device_train_batch_size": BATCH // parts,
         "learning_rate": LR,
-        "optim": "adamw_torch",  # the fused one rounds in another way
+        "optim": "adamw_torch_fused",  # as shoal.fit; the others round in another way
         "max_grad_norm": 0.0,  # the default clips at 1
         "lr_scheduler_type": "constant",
         "data_seed": SEED,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 from PIL import Image
 
@@ -74,19 +73,6 @@ def test_a_table_is_described(patients: Path) -> None:
     assert "pressure" in str(found)
 
 
-def test_columns_that_are_dropped(patients: Path) -> None:
-    columns = check(patients, drop=["ward", "pain"]).to_dict()["columns"]
-    assert {c["column"] for c in columns if c["kind"] == "dropped"} >= {"ward", "pain"}
-
-
-def test_a_table_in_memory(patients: Path) -> None:
-    named = {"label": "ill", "domain": "hospital"}
-    frame, file = check(pandas.read_csv(patients), **named), check(patients, **named)
-    assert frame.to_dict()["rows"] == 600
-    same = [[c["kind"] for c in each.to_dict()["columns"]] for each in (frame, file)]
-    assert same[0] == same[1]
-
-
 # Images
 
 
@@ -137,13 +123,6 @@ def test_a_folder_that_training_refuses_has_a_problem(domains: Names, classes: N
     assert len(check(folder, workers=1).problems) == 1
     with pytest.raises(InputError):
         train("erm", folder, steps=1, device="cpu", out=tmp_path / "run", progress=False)
-
-
-def test_options_of_the_folder_are_those_of_training(tmp_path: Path) -> None:
-    folder = plant(tmp_path / "images", ("train", "val"))
-    assert check(folder, workers=1, data_options={"splits_are_domains": True}).problems == []
-    with pytest.raises(InputError, match="Did you mean 'splits_are_domains'"):
-        check(folder, workers=1, data_options={"split_are_domains": True})
 
 
 @pytest.mark.parametrize(
@@ -207,15 +186,6 @@ def test_get_check_and_load(archives: Path) -> None:
     assert check(folder, dataset="pacs", workers=1).to_dict()["images"] == 40
     assert sets.load("pacs", folder=str(archives / "my data"), size=16).splits["test"].names == ("sketch",)
     assert "nothing was downloaded" in str(get(["pacs"], out=archives / "my data"))
-
-
-def test_one_dataset_that_fails_does_not_stop_the_others(archives: Path) -> None:
-    found = get(["vlcs", "pacs"], out=archives / "data", progress=False)
-    assert [each["dataset"] for each in found.to_dict()["datasets"]] == ["pacs"]
-    assert len(found.problems) == 1
-    assert found.problems[0].startswith("vlcs: VLCS.tar.gz could not be downloaded")
-    with pytest.raises(InputError, match=r"VLCS\.tar\.gz could not be downloaded"):
-        get(["vlcs"], out=archives / "data", progress=False)
 
 
 def test_a_plan_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,18 +100,6 @@ def test_train_again_resumes_and_prints_json(
     assert (here / "run/model.safetensors").read_bytes() == weights
 
 
-def test_a_folder_of_another_run_is_left_alone(
-    table: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["train", "erm", table, *OF_TABLE, *STEPS, "--out", "run"]
-    assert main(words) == 0
-    capsys.readouterr()
-    before = {p.name: p.read_bytes() for p in (here / "run").iterdir() if p.is_file()}
-    message = failure(capsys, *words, "--lr", "0.5")
-    assert "lr" in message
-    assert {p.name: p.read_bytes() for p in (here / "run").iterdir() if p.is_file()} == before
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -189,7 +177,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["train", "compare", "predict", "score", "export", "report", "data", "list"]),
     st.lists(WORDS),

@@ -83,19 +83,6 @@ def test_a_fold_in_the_name_is_the_option_of_the_dataset() -> None:
         evaluate(paths[0], data_options={"fold": "B"})
 
 
-def test_a_file_of_any_name() -> None:
-    path = written("mine.csv", Groups.Y[200:300].astype(float))
-    for split in ("val", "validation"):
-        assert evaluate(path, dataset="grouped", split=split).files[0]["average"] == 1
-    for options, message in (
-        ({"dataset": "grouped"}, "^split: "),
-        ({"dataset": "grouped", "split": "tset"}, "Did you mean 'test'"),
-        ({"dataset": "groupd", "split": "val"}, "unknown dataset 'groupd'"),
-    ):
-        with pytest.raises(InputError, match=message):
-            evaluate(path, **options)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 import shoal
 from shoal.api.export import export
@@ -150,15 +149,6 @@ def test_nothing_that_a_strangers_folder_links_to_is_copied(text_run: Path, tmp_
     assert "notes.txt" not in made
 
 
-def test_a_network_of_ones_own(tmp_path: Path) -> None:
-    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-    data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
-    run = shoal.fit("erm", network, data, steps=2, progress=False, device="cpu")
-    made = run.trained().export(tmp_path / "own.pt2")
-    x = torch.randn(7, 3)
-    torch.testing.assert_close(torch.export.load(made.path).module()(x), network(x))
-
-
 def test_an_export_that_differs_is_not_kept(
     classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,12 +159,6 @@ def test_an_export_that_differs_is_not_kept(
     with pytest.raises(InputError, match="nothing was written"):
         export(classifier, tmp_path / "m.safetensors")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_name_of_the_file(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert export(classifier, format="safetensors").path == Path("classifier.safetensors")
-    assert export(classifier, "other.pt2").format == "torch-export"
 
 
 @pytest.mark.parametrize(
@@ -197,12 +181,6 @@ def test_the_model_itself_is_never_overwritten(classifier: Path, tmp_path: Path)
     copy = shutil.copytree(classifier, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
     for name in ("model.safetensors", "inputs", "record", "config.yaml"):
-        with pytest.raises(InputError, match="would be overwritten"):
+        with pytest.raises(InputError, match=r"would be overwritten|belongs to the run"):
             export(copy, copy / name, format="safetensors")
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
-
-
-def test_onnx_must_be_installed(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'shoal\[onnx\]'"):
-        export(classifier, tmp_path / "m.onnx")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 import shoal
 from shoal.errors import InputError
@@ -43,9 +43,9 @@ def own(
     page: SimpleNamespace, algorithm: str, model: nn.Module, data: Any = None, **options: Any
 ) -> nn.Module:
     """The same training in Shoal's own loop."""
-    same = {"steps": 10, "batch_size": 8, "lr": 0.01, "seed": 5, "device": "cpu", "progress": False}
-    if "optimizer" in options:
-        del same["lr"]
+    same: dict[str, Any] = {"steps": 10, "batch_size": 8, "seed": 5, "device": "cpu", "progress": False}
+    # Not by its name, for which fit takes the fused one, which rounds in another way.
+    same["optimizer"] = partial(torch.optim.Adam, lr=0.01, fused=False)
     return shoal.fit(algorithm, model, data or page.hospitals, **(same | options)).model
 
 
@@ -87,23 +87,10 @@ def test_coral(page: SimpleNamespace) -> None:
     assert difference(page.coral_model, own(page, "erm", page.network())) > 1e-3
 
 
-def test_group_dro(page: SimpleNamespace) -> None:
-    found = own(page, "groupdro", page.network(), settings={"step_size": 0.01})
-    assert difference(page.dro_model, found) < 1e-6
-    assert page.weights.log_weights.exp().sum().item() == pytest.approx(1)
-
-
 def test_vrex(page: SimpleNamespace) -> None:
     whole = [p.full_tensor() for p in page.vrex_model.parameters()]
     found = own(page, "vrex", page.network(), settings={"weight": 10.0, "start": 0})
     assert max(float((a - b).abs().max()) for a, b in zip(whole, found.parameters(), strict=True)) < 1e-6
-
-
-def test_fishr(page: SimpleNamespace) -> None:
-    settings = {"weight": 100.0, "start": 0}
-    found = own(page, "fishr", Split(page.network()), settings=settings)
-    assert difference(page.fishr_model, found) < 1e-5
-    assert difference(page.fishr_model, own(page, "erm", page.network())) > 1e-3
 
 
 class Logits(nn.Module):
@@ -122,7 +109,7 @@ def notes(page: SimpleNamespace) -> dict[str, Any]:
 
 def plain_adamw(params: Any) -> torch.optim.Optimizer:
     """As the Trainer makes it."""
-    return torch.optim.AdamW(params, 0.01, weight_decay=0.0)
+    return torch.optim.AdamW(params, 0.01, weight_decay=0.0, fused=False)
 
 
 def test_huggingface_fish(page: SimpleNamespace) -> None:
@@ -170,7 +157,7 @@ def test_training_with_a_penalty_resumes(page: SimpleNamespace, tmp_path: Path) 
     ("arguments", "message"),
     [
         ({"meta_lr": 0.5}, "meta_lr: Fish uses batches of one domain"),
-        ({"penalty": None, "meta_lr": 2}, "meta_lr of Fish must be at most 1, got 2"),
+        ({"penalty": None, "meta_lr": 2}, "meta_lr must be above 0 and at most 1, got 2"),
         ({"domains": ["a", "b"]}, "domains hold 2 entries and the dataset 90 examples"),
         ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
         ({"per_device_train_batch_size": 8}, "per_device_train_batch_size: 8 must be a multiple of 3"),
@@ -225,11 +212,6 @@ def test_clipping_in_mixed_precision(page: SimpleNamespace, algorithm: str) -> N
         cut(bare.parameters(), 0.05)
         optimizer.step()
     assert difference(module.network, bare) == 0
-
-
-def test_loader_without_domains_is_refused(page: SimpleNamespace) -> None:
-    with pytest.raises(InputError, match=r"must be a DomainBatchSampler, got a BatchSampler"):
-        page.prepared(DataLoader(page.patients), None)
 
 
 # Both

@@ -15,9 +15,7 @@ from shoal.algorithms import Algorithm, algorithm_class
 from shoal.api.listing import listing
 from shoal.cli import main
 from shoal.errors import InputError
-from shoal.experiments import baselines
-from shoal.registry import ALGORITHMS, DATASETS, MODELS
-from shoal.training.recipes import recipes
+from shoal.registry import ALGORITHMS
 
 METHOD = '''
 from typing import Annotated
@@ -131,16 +129,6 @@ def test_list_names_the_package_and_what_is_wrong(installed: Path) -> None:
     assert [each["name"] for each in found.datasets if "package" in each] == ["my-data"]
 
 
-def test_names_are_normalised_and_listed_without_an_import(installed: Path) -> None:
-    assert {"my-method", "my-module", "fish"} <= set(ALGORITHMS.names())
-    assert not {"majority", "fish:odd"} & set(ALGORITHMS.names())
-    assert ALGORITHMS.names() == sorted(set(ALGORITHMS.names()))
-    assert "my-data" in DATASETS.names()
-    assert "my-net" in MODELS.names()
-    assert not [n for n in sys.modules if n.partition(".")[0] == "strange"]
-    assert baselines.SPACES.keys() | recipes().keys() | {"all"} == set(ALGORITHMS.reserved)
-
-
 def test_an_entry_point_is_a_class_or_a_module(installed: Path) -> None:
     assert algorithm_class("my-method").__name__ == "Weighted"
     assert algorithm_class("My_Module").__name__ == "Last"
@@ -164,15 +152,6 @@ def test_an_entry_point_is_a_class_or_a_module(installed: Path) -> None:
 def test_what_is_wrong_is_named_with_its_package(name: str, message: str, installed: Path) -> None:
     with pytest.raises(InputError, match=message):
         (datasets.load if "data" in name else algorithm_class)(name)
-
-
-def test_a_name_in_two_packages(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = tmp_path / "more"
-    install(more, "other-methods", {"shoal.algorithms": {"my-method": "shoal.algorithms.erm"}})
-    install(more, "Strange_Methods", ENTRIES, "1.4")  # hidden by 1.5, which comes before
-    monkeypatch.setattr(sys, "path", [*sys.path, str(more)])
-    assert "other-methods 1.5 is ignored: the name is taken" in ALGORITHMS.problems()["my-method"]
-    assert str(ALGORITHMS.package_of("my-method")) == "strange-methods 1.5"
 
 
 FEW = {"seeds": 1, "search": 2, "baselines": False, "steps": 4, "device": "cpu", "jobs": 1}

@@ -103,42 +103,6 @@ def test_columns_have_different_names(tmp_path: Path) -> None:
     assert [line.split(",")[1] for line in lines[1:]] == ["row", "=1+2"]
 
 
-def test_a_failure_leaves_the_file_as_it_was(classifier: Path, table: Path, tmp_path: Path) -> None:
-    table.write_text(table.read_text() + "1,2,3,4,5,6,7\n")
-    (tmp_path / "p.csv").write_text("before")
-    with pytest.raises(InputError):
-        predict(classifier, table, out=tmp_path / "p.csv")
-    assert (tmp_path / "p.csv").read_text() == "before"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "p.csv"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": None}, "^model must be|^model: must be"),
-        ({"model": 3}, "a run folder or a model"),
-        ({"data": "nowhere.csv"}, "cannot be read"),
-        ({"data": {"age": []}}, "no rows"),
-        ({"out": "."}, "^out: .*is a folder"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"workers": -1}, "workers"),
-        ({"device": "gpu"}, "gpu"),
-    ],
-)
-def test_wrong_arguments(classifier: Path, change: dict[str, Any], message: str) -> None:
-    arguments = {"model": classifier, "data": patients(1, 5)} | change
-    with pytest.raises(InputError, match=message):
-        predict(**arguments)
-
-
-def test_an_input_is_never_overwritten(classifier: Path, table: Path) -> None:
-    for path in (table, classifier / "model.safetensors", classifier / "record.json"):
-        before = path.read_bytes()
-        with pytest.raises(InputError, match=r"^out: "):
-            predict(classifier, table, out=path)
-        assert path.read_bytes() == before
-
-
 def test_cells_that_cannot_be_read_are_a_warning(classifier: Path) -> None:
     with pytest.warns(UserWarning, match=r"column 'age': 1 of 2 cells could not be read.*'old' \(1\)"):
         predict(classifier, {"age": ["old", "50"], "colour": ["red", "blue"]})

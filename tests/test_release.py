@@ -1,4 +1,4 @@
-"""What is published: archives, an installation without extras, hints at extras, types, the version.
+"""What is published: archives, an installation without extras, hints at extras, the version.
 
 Archives are built and installed once, in a copy of the tree and without a network. The environment has links
 to what Shoal requires and to nothing else that is installed here, least of all this checkout.
@@ -118,6 +118,7 @@ def test_archives_contain_every_file_of_the_package(release: Release) -> None:
     package = {p.relative_to(source).as_posix() for p in files}
     with zipfile.ZipFile(release.wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == package
+        assert "shoal/py.typed" in package
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         about = Parser().parsestr(archive.read(name).decode())
     assert (about["Name"], about["Version"]) == ("shoal", shoal.__version__)
@@ -218,86 +219,3 @@ def test_without_extras_shoal_works_and_names_the_extra_that_is_missing(
     for extra, (code, message) in found["hints"].items():
         assert code == 2, (extra, message)
         assert f"pip install 'shoal[{extra}]'" in message, (extra, message)
-
-
-# Types
-
-TYPED = """
-from collections.abc import Sequence
-from typing import Any, assert_type
-
-import shoal
-from shoal.algorithms import Algorithm, algorithm_class
-from shoal.data import DomainBatchSampler, DomainData, Domains, from_arrays
-from shoal.optim import Fish
-from shoal.options import FitOptions
-from shoal.sklearn import DomainClassifier
-
-options: FitOptions = {"steps": 5, "settings": {"meta_lr": 0.5}}
-
-
-def ours(network: Any, x: Any, y: Any, hospital: Sequence[str]) -> float:
-    data = from_arrays(x, y, hospital, held_out=["oslo"])
-    assert_type(data, DomainData)
-    assert_type(data.splits["train"], Domains)
-    run = shoal.fit("fish", network, train=data, **options)
-    assert_type(run, shoal.Fit)
-    assert_type(run.accuracy("oslo"), float)
-    return run.accuracy("oslo")
-
-
-def yours(optimizer: Any, hospital: Sequence[int]) -> Fish:
-    for batch in DomainBatchSampler(hospital, batch_size=4, domains_per_step=2):
-        assert_type(batch, list[int])
-    return Fish(optimizer, inner_steps=4, meta_lr=0.5)
-
-
-def estimator() -> DomainClassifier:
-    return DomainClassifier("fish", steps=10)
-
-
-def later(folder: str) -> shoal.Trained:
-    try:
-        return shoal.load(folder)
-    except shoal.InputError as error:
-        raise SystemExit(str(error)) from error
-
-
-assert_type(algorithm_class("fish"), type[Algorithm])
-"""
-MISTAKEN = """
-import shoal
-from shoal.optim import Fish
-
-name: str = shoal.fit("erm", None, train={}).accuracy("oslo")
-Fish(None, inner_steps="four")
-shoal.train("erm", "table.csv", stepz=3)
-shoal.compare("table.csv", batch_size="many")
-"""
-MISTAKES = {
-    5: "Incompatible types in assignment",
-    6: 'Argument "inner_steps"',
-    7: 'Unexpected keyword argument "stepz"',
-    8: 'Argument "batch_size"',
-}
-"""By line. Were there no py.typed, all of it would be Any and nothing be found."""
-SETTINGS = """[mypy]
-strict = True
-[mypy-sklearn.*]
-ignore_missing_imports = True
-[mypy-torch.*]
-follow_imports = skip
-ignore_missing_imports = True
-"""
-"""torch is taken as untyped: reading it takes mypy three times as long as all the rest."""
-
-
-def test_users_see_types(release: Release, tmp_path: Path) -> None:
-    """``mypy --strict`` finds the mistakes in a user's two files and nothing else, as installed."""
-    for name, text in (("typed.py", TYPED), ("mistaken.py", MISTAKEN), ("mypy.ini", SETTINGS)):
-        (tmp_path / name).write_text(text.removeprefix("\n") if name == "typed.py" else text)
-    mypy = (sys.executable, "-m", "mypy", "--no-error-summary", "--python-executable", release.bin / "python")
-    found = run(*mypy, "typed.py", "mistaken.py", cwd=tmp_path, expect=1, seconds=600).splitlines()
-    assert all(line.startswith("mistaken.py:") for line in found), found
-    for number, text in MISTAKES.items():
-        assert any(line.startswith(f"mistaken.py:{number}: error: {text}") for line in found), found

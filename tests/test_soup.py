@@ -232,11 +232,3 @@ class TestFit:
         hidden = x @ parts["0.weight"].double().T + parts["0.bias"].double()
         torch.testing.assert_close(found["1.running_mean"].double(), hidden.mean(0), rtol=1e-4, atol=1e-4)
         assert_equal(model.state_dict(), found)
-
-    def test_other_data_and_other_models_are_refused(self, tmp_path: Path) -> None:
-        folders, more = self.fitted(tmp_path), {"out": tmp_path / "soup", **QUIET}
-        with pytest.raises(InputError, match="own network"):
-            shoal.soup(folders, data=domains(), **more)
-        with pytest.raises(InputError, match="unknown split of data: 'tset'"):
-            shoal.soup(folders, data={"tset": {}}, **more)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]

@@ -96,11 +96,6 @@ class TestTables:
         with pytest.raises(InputError, match=message):
             shoal.load(classifier).predict(tmp_path / "t.csv")
 
-    @pytest.mark.parametrize("source", ["picture.png", 3, [1, 2], torch.zeros(2, 99), "missing.csv"])
-    def test_what_is_none(self, classifier: Path, source: Any) -> None:
-        with pytest.raises(InputError, match=r"takes a table|takes arrays of shape|cannot be read"):
-            shoal.load(classifier).predict(source)
-
 
 def test_images_are_prepared_as_in_evaluation(tmp_path: Path) -> None:
     from shoal.datasets import load
@@ -169,13 +164,6 @@ class TestOwnNetworks:
         with pytest.raises(InputError, match="do not fit the model"):
             shoal.load(tmp_path / "run", model=nn.Linear(3, 2))
 
-    def test_arrays_are_checked(self, tmp_path: Path) -> None:
-        run = shoal.fit("erm", own_network(), two_domains(), steps=2, progress=False)
-        bad = np.eye(3)
-        bad[2, 1] = np.nan
-        with pytest.raises(InputError, match="row 3 of the input has a number that is not finite"):
-            run.predict(bad)
-
 
 class TestSave:
     @pytest.mark.parametrize("kind", ["table", "text"])
@@ -202,9 +190,6 @@ class TestSave:
         assert "from" not in repr(model)
         model.save(tmp_path / "saved")
         assert shoal.load(tmp_path / "saved").predict(texts).tolist() == saved.predict(texts).tolist()
-
-    def test_a_model_scores_itself(self, classifier: Path) -> None:
-        assert shoal.load(classifier).score(patients(1, 50)).overall.rows == 50
 
 
 class TestDamagedFolders:

@@ -8,10 +8,9 @@ import io
 import json
 import math
 import os
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 import yaml
 
@@ -146,36 +145,3 @@ def as_csv(rows: Iterable[Iterable[Any]]) -> str:
         csv.writer(line).writerow(row)  # with its own CR LF it quotes cells with either
         lines.append(line.getvalue().removesuffix("\r\n"))
     return "".join(f"{line}\n" for line in lines)
-
-
-# For data/reading.py and data/inputs.py, until these read with pandas
-
-
-def open_regular(path: str | Path) -> io.BufferedReader:
-    return open(path, "rb")
-
-
-def check_regular(path: str | Path) -> None:
-    if Path(path).exists() and not Path(path).is_file():
-        raise InputError(f"{str(path)!r} is not a file.")
-
-
-def open_text(path: str | Path, encoding: str = "utf-8-sig", errors: str = "strict") -> TextIO:
-    return open(path, encoding=encoding, errors=errors, newline="")
-
-
-def lines_of(file: TextIO, where: str | Path, most: float = math.inf) -> Iterator[str]:
-    return iter(file)
-
-
-def check_expansion(path: str | Path, size: int | None = None) -> float:
-    return math.inf
-
-
-def check_zip(path: str | Path) -> None:
-    if not zipfile.is_zipfile(path):
-        raise ValueError("it is no zip file")
-
-
-def read_bytes(path: str | Path, limit: int | None = None) -> bytes:
-    return Path(path).read_bytes()

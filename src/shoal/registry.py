@@ -176,7 +176,10 @@ MODELS = Registry(
     "model",
     {
         name: f"shoal.models.small:{name.replace('-', '_')}"
-        for name in ("linear", "mlp", "mnist-cnn", "small-cnn", "sprite-cnn", "tabular")
+        for name in (
+            *("linear", "mlp", "mnist-cnn", "pixel-linear", "small-cnn", "sprite-cnn", "tabular"),
+            "tfidf-linear",
+        )
     },
     needs=("build",),
 )

@@ -212,7 +212,7 @@ def test_concatenate_refuses(datasets: dict, message: str) -> None:
 class Frame(Dataset):
     """Columns and methods called as Shoal's own: as Hugging Face's `batch`, or a column as an attribute."""
 
-    batch, evaluation, device, unguarded, problem, collate = [0], [1], "device", None, "none", "by hand"
+    batch, evaluation, device, problem, collate = [0], [1], "device", "none", "by hand"
     labels = y = [7] * 40
 
     def __len__(self) -> int:

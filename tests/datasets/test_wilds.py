@@ -209,27 +209,22 @@ def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pyte
         with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0 with metadata\.csv.*server "):
             find("camelyon17", place)
     (tmp_path / "amazon_v2.0").rename(tmp_path / "amazon_v3.0")
-    with pytest.raises(InputError, match=r"is version 3\.0; it must be 1\.0 or 2\.0 or 2\.1"):
+    with pytest.raises(InputError, match=r"in a version that can be read \(1\.0, 2\.0, 2\.1\)"):
         find("amazon", tmp_path / "amazon_v3.0")
 
 
 @pytest.mark.parametrize(
     ("name", "table", "old", "new", "message"),
     [
-        ("camelyon17", "metadata.csv", ",tumor,", ",tumour,", "no column 'tumor'"),
-        ("camelyon17", "metadata.csv", ",0\n", ",x\n", "split is 'x'; it must be one of 0, 1"),
-        ("camelyon17", "metadata.csv", ",0,", ",,", "is ''; it must be a whole number|must be one of 0, 1"),
-        (
-            "fmow",
-            "rgb_metadata.csv",
-            ",zoo,",
-            ",castle,",
-            "category is 'castle'; it must be one of ",
-        ),
+        ("camelyon17", "metadata.csv", ",tumor,", ",tumour,", "not found: .*'tumor'"),
+        ("camelyon17", "metadata.csv", ",0\n", ",x\n", "cannot be read .*float: 'x'"),
+        ("camelyon17", "metadata.csv", ",0\n", ",2\n", r"row \d+: split must be one of .0, 1"),
+        ("camelyon17", "metadata.csv", ",0,", ",,", r"row \d+: node must be a number"),
+        ("fmow", "rgb_metadata.csv", ",zoo,", ",castle,", "category must be one of .'airport', "),
         ("fmow", "rgb_metadata.csv", "Z\n", "+02:00\n", "timestamp is .* must be a time in UTC"),
-        ("iwildcam", "metadata.csv", ",id_val,", ",id_vla,", "split is 'id_vla'; it must be one of train, "),
-        ("poverty", "dhs_metadata.csv", "benin", "atlantis", "country is 'atlantis'"),
-        ("amazon", "reviews.csv", ",5.0,", ",6.0,", "overall is '6.0'; it must be one of 1, 2, 3"),
+        ("iwildcam", "metadata.csv", ",id_val,", ",id_vla,", r"row \d+: split must be one of .'train'"),
+        ("poverty", "dhs_metadata.csv", "benin", "atlantis", "country must be one of .'angola'"),
+        ("amazon", "reviews.csv", ",5.0,", ",6.0,", r"row \d+: overall must be one of .1, 2, 3"),
         ("amazon", "splits/user.csv", "4,True\n", "", r"user.csv' has .* rows and reviews.csv has"),
     ],
 )

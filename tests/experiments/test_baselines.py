@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 import torch
 
 import shoal
+from imitations.wilds import maker
 from shoal import datasets as sets
-from shoal.datasets.example import write_images
+from shoal.api.source import datasets_in
 from shoal.errors import InputError
 from shoal.experiments import baselines, compare
 from shoal.experiments.compare import LeaveDomainsOut
@@ -93,19 +96,80 @@ def test_a_search_of_the_same_length_that_begins_with_the_defaults(options: dict
     assert {c.identity for c in plan(options, "lima oslo", 1, 2)} < identities
 
 
-def test_which_take_part(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All for rows of numbers; images of the user's own have a majority class to beat."""
+def test_which_take_part(options: dict[str, Any]) -> None:
     assert compare.layout("table", options).baselines == baselines.names(2)
     assert compare.layout("linear", {}).baselines == baselines.names(2)
     assert compare.layout("rotated-digits", {}, ["75°"]).baselines == ()
-    pytest.importorskip("PIL")
+
+
+def used(folder: str, data: Any, share: float) -> None:
+    """A baseline that is a network is loaded, scored and exported as any, with the outputs of its record."""
+    model = shoal.load(folder)
+    assert model.record["history"][-1]["scores"]["test"]["average"] == pytest.approx(share)
+    found = model.predict_proba(data)
+    for file in ("m.pt2", "m.safetensors", *["m.onnx"] * bool(find_spec("onnxruntime"))):
+        assert model.export(file).difference < 1e-5
+    model.save("copy")
+    np.testing.assert_array_equal(shoal.load("copy").predict_proba(data), found)
+
+
+def test_images_have_a_linear_model_of_a_few_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One domain is held out; classes differ in brightness."""
+    image = pytest.importorskip("PIL.Image")
     monkeypatch.chdir(tmp_path)
-    write_images("photos")
-    assert compare.layout("image-folder", {"folder": "photos"}).baselines == ("majority",)
-    found = RunConfig("image-folder", "majority", 1, {"folder": "photos", "held_out": "sketch"})
-    sizes = {path.name: len(list(path.iterdir())) for path in Path("photos/sketch").iterdir()}
-    first = sorted(sizes)[0]  # classes are equally frequent in training
-    assert baselines.run(found).score("test") == pytest.approx(sizes[first] / sum(sizes.values()))
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for domain, (number, label) in itertools.product("abcd", enumerate(("dark", "light"))):
+        Path("photos", domain, label).mkdir(parents=True)
+        for n in range(10):
+            pixels = rng.integers(60 * number, 160 + 60 * number, (20, 24, 3)).astype(np.uint8)
+            image.fromarray(pixels).save(f"photos/{domain}/{label}/{n}.png")
+    size: dict[str, Any] = {"size": 32}
+    given: dict[str, Any] = {"held_out": "d", "progress": False, "data_options": size}
+    run = shoal.train("logistic-regression", "photos", out="r", **given)
+    assert run.record.rule == "best on validation, refitted with the validation data"
+    right = shoal.load("r").predict("photos/d") == [*["dark"] * 10, *["light"] * 10]
+    assert right.mean() > 0.9
+    used("r", "photos/d", right.mean())
+    with pytest.raises(InputError, match="gradient-boosting requires a table"):
+        shoal.train("gradient-boosting", "photos", out="g", **given)
+    few: dict[str, Any] = {"steps": 2, "seeds": 1, "search": 1, "jobs": 1, "progress": False, "device": "cpu"}
+    found = shoal.compare("photos", algorithms="erm", data_options=size, out="c", **few)
+    scores = found.to_frame()["mean"]
+    assert set(scores.index) == {"majority", "logistic-regression", "erm"}
+    assert (scores["majority"], found.recommendation.row) == (0.5, "logistic-regression")  # type: ignore[union-attr]
+    assert found.refit("model").record["config"]["algorithm"] == "logistic-regression"
+
+
+def test_text_has_a_linear_model_of_tfidf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of scikit-learn, by hand."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    maker("civilcomments")(tmp_path)
+    tokens: dict[str, Any] = {"tokenizer": str(tmp_path / "tiny-bert"), "max_tokens": 16}
+    given = {"data_dir": tmp_path, "data_options": tokens, "progress": False}
+    run = shoal.train("logistic-regression", "civilcomments", out="r", **given)
+    with datasets_in(tmp_path):
+        data: Any = sets.load("civilcomments", **tokens)
+    examples, rows = data.examples, {split: data.splits[split].examples() for split in data.splits}
+    words = [
+        " ".join(map(str, examples.encode.tokenizer(t, truncation=True, max_length=16)["input_ids"]))
+        for t, _ in (examples[n] for n in range(len(examples)))
+    ]
+    y, every = examples.known_labels(), np.array(words)
+    vectors = TfidfVectorizer(token_pattern=r"\d+").fit(every[rows["train"]])
+    fitted = np.union1d(rows["train"], rows["validation"])
+    model: Any = LogisticRegression(max_iter=1000).fit(vectors.transform(every[fitted]), y[fitted])
+    shares = model.predict_proba(vectors.transform(every[rows["test"]]))
+    texts = [examples[n][0] for n in rows["test"]]
+    np.testing.assert_allclose(
+        shoal.load("r").probabilities(shoal.load("r").run(texts)[1], False), shares, atol=1e-3
+    )
+    used("r", texts, (shares.argmax(1) == y[rows["test"]]).mean())
+    assert run.record.score("test") > 0.6
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ from torch import nn
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run, start_from
-from shoal.experiments.search import weights_of
 from shoal.models import FeatureModel, build, freeze_batchnorm, options_of
-from shoal.models.backbones import DEVIATION, MEAN, PUBLISHED, Backbone
+from shoal.models.backbones import DEVIATION, MEAN, Backbone
 from shoal.models.weights import fitting
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -44,6 +43,9 @@ def test_any_backbone_by_name(name: str, shape: tuple[int, ...], width: int) -> 
     assert model.features(x).shape == (2, width)
     assert model(x).shape == (2, 4)
     assert made(name, shape, classes=None)(x).shape == (2,)
+    dropped = made(name, shape, dropout=0.5).train()
+    assert not torch.equal(dropped(x), dropped(x))  # in training, before the head
+    assert torch.equal(dropped.eval()(x), dropped(x))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,25 @@ def test_batchnorm_is_frozen_with_weights_unless_asked(
         model.eval()
         model.train()
         assert model.training
+
+
+def test_freeze_batchnorm_of_any_model() -> None:
+    """Statistics stay, scale and shift train; layers whose statistics were never updated are left alone."""
+    from timm.layers import BatchNormAct2d
+
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Flatten(), nn.Linear(144, 2))
+    x = torch.randn(8, 3, 8, 8)
+    assert freeze_batchnorm(model) == []
+    model(3 * x + 1)
+    names, before = list(model.state_dict()), model[1].running_mean.clone()
+    assert (freeze_batchnorm(model), freeze_batchnorm(model)) == (["1"], [])
+    assert list(model.state_dict()) == names
+    model.train()
+    model(x).square().mean().backward()
+    assert torch.equal(model[1].running_mean, before)
+    assert model[1].weight.grad.abs().sum() > 0
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert not copied.train()[1].training
 
 
 @pytest.fixture
@@ -109,24 +130,9 @@ def test_which_weights_a_name_gives(
     assert model.weights.startswith(weights)
     assert bool(model.weights) is bool(weights)
     assert all(not m.training for m in batchnorms(model)) is bool(weights)
-    # A warning where timm's default is not what the published results began with, and those are known.
+    # A warning where timm's default is not what the published results began with.
     doubtful = any("the published results" in str(w.message) for w in recwarn)
     assert doubtful is ("resnet18.a1_in1k" in weights)
-
-
-def test_the_published_weights_are_torchvisions() -> None:
-    import timm
-    from torchvision.models import get_model_weights
-
-    for name in ("resnet50", "densenet121"):
-        theirs, ours = (
-            get_model_weights(name)["IMAGENET1K_V1"],
-            timm.get_pretrained_cfg(f"{name}.{PUBLISHED}"),
-        )
-        assert ours.hf_hub_id == f"timm/{name}.{PUBLISHED}"
-        assert Path(ours.url or theirs.url).name == Path(theirs.url).name
-    for name, pretrained in (("resnet18.tv_in1k", True), ("resnet18", False)):
-        assert (weights_of(RunConfig("pacs", "erm", 1, model=name)) == "pretrained") is pretrained
 
 
 def test_the_record_says_which_weights(requests: list[tuple[str, bool]], tmp_path: Path) -> None:
@@ -142,14 +148,6 @@ def test_the_record_says_which_weights(requests: list[tuple[str, bool]], tmp_pat
     assert requests == [("resnet18.tv_in1k", False)]  # nothing is fetched that a file takes the place of
 
 
-def test_dropout_before_the_head_in_training_only() -> None:
-    model, x = made(dropout=0.5).train(), torch.randn(2, *SMALL)
-    assert not torch.equal(model(x), model(x))
-    assert torch.equal(model.features(x), model.features(x))
-    model.eval()
-    assert torch.equal(model(x), model(x))
-
-
 def test_images_are_normalized_as_each_model_wants_them() -> None:
     raw = torch.rand(2, 3, 4, 4)
     mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, DEVIATION))
@@ -162,34 +160,30 @@ def test_images_are_normalized_as_each_model_wants_them() -> None:
 @pytest.mark.parametrize(("source", "prefix"), [("timm", "model.backbone."), ("torchvision", "")])
 def test_weights_behind_a_prefix(prefix: str, source: str) -> None:
     """Those of timm, and where its names are the same those of torchvision; the model keeps its own head."""
-    model = made("resnet18").double()
-    if source == "torchvision":
-        from torchvision.models import resnet18
+    from torchvision.models import resnet18
 
-        theirs: Any = resnet18(weights=None).double()
-    else:
-        theirs = made("resnet18", classes=9).double().features.body
-    start = nn.init.normal_(theirs.conv1.weight, std=0.1)
+    model: Any = made("resnet18").double()
+    theirs: Any = made("resnet18", classes=9).features.body if source == "timm" else resnet18(weights=None)
+    start = nn.init.normal_(theirs.double().conv1.weight, std=0.1)
     weights = {f"{prefix}{k}": v for k, v in theirs.state_dict().items()}
-    weights |= {f"{prefix}fc.weight": torch.zeros(1000, 512)} | (
-        {"head.bias": torch.zeros(9)} if prefix else {}
-    )
-    head = model.head.weight.clone()  # type: ignore[union-attr, operator]
+    weights |= {f"{prefix}fc.weight": torch.zeros(1000, 512)}
+    weights |= {"head.bias": torch.zeros(9)} if prefix else {}
+    head = model.head.weight.clone()
     model.load_state_dict(fitting(weights, model))
     theirs.fc = nn.Identity()
     x = torch.randn(2, *SMALL, dtype=torch.float64)
     torch.testing.assert_close(model.eval().features(x), theirs.eval()(x))
-    assert torch.equal(model.features.body.conv1.weight, start)  # type: ignore[union-attr]
-    assert torch.equal(model.head.weight, head)  # type: ignore[arg-type]
+    assert torch.equal(model.features.body.conv1.weight, start)
+    assert torch.equal(model.head.weight, head)
 
 
 @pytest.mark.parametrize("channels", [1, 8])
 def test_another_number_of_channels(channels: int) -> None:
     """As timm adapts its own: summed for grey images, else repeated and scaled by 3 / channels."""
-    theirs, model = made().features.body.state_dict(), made(shape=(channels, 32, 32))  # type: ignore[union-attr, operator]
+    body, model = made().features.body, made(shape=(channels, 32, 32))
     with pytest.warns(UserWarning, match=f"3 channels and the images have {channels}"):
-        model.load_state_dict(fitting(theirs, model))
-    weight = theirs["conv1.weight"]
+        model.load_state_dict(fitting(body.state_dict(), model))  # type: ignore[union-attr, operator]
+    weight = body.conv1.weight.detach()  # type: ignore[union-attr, operator]
     wanted = weight.sum(1, keepdim=True) if channels == 1 else weight.repeat(1, 3, 1, 1)[:, :8] * 3 / 8
     torch.testing.assert_close(model.features.body.conv1.weight.detach(), wanted)  # type: ignore[union-attr]
 
@@ -201,13 +195,10 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         fitting({**weights, "extra": torch.zeros(1)}, model)
     with pytest.raises(InputError, match=r"conv1\.weight' has shape \(1,\) in the file and \(64,"):
         fitting({**weights, "layer1.0.conv1.weight": torch.zeros(1)}, model)
-    with pytest.raises(InputError, match="not those of model 'Linear'"):
-        fitting(weights, nn.Linear(2, 2))
     torch.save(weights, tmp_path / "resnet.pth")
-    for other in ("densenet121", "resnet50d", "small-cnn"):
-        with pytest.raises(InputError, match=f"not those of model '{other}'") as error:
+    for other in ("resnet50d", "small-cnn"):
+        with pytest.raises(InputError, match=f"resnet.pth.*not those of model '{other}'"):
             start_from(made(other), str(tmp_path / "resnet.pth"))
-        assert "resnet.pth" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +208,6 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         ({"name": "resnet18.tv2_in1k"}, "'resnet18' has no weights 'tv2_in1k' in timm; there are a1_in1k,"),
         ({"shape": (3,)}, r"takes images, input_shape \(c, h, w\); not \(3,\)"),
         ({"name": "vit_tiny_patch16_224"}, "cannot take images"),
-        ({"dropout": 1.0}, "dropout of model 'resnet18' must be below 1, got 1.0"),
         ({"droput": 0.1}, "'droput'. Did you mean 'dropout'"),
     ],
 )
@@ -225,22 +215,3 @@ def test_bad_names_and_options(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         made(**changes)
     assert "frozen" in options_of("resnet18")
-
-
-def test_freeze_batchnorm_of_any_model() -> None:
-    """Statistics stay, scale and shift train; layers whose statistics were never updated are left alone."""
-    from timm.layers import BatchNormAct2d
-
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Flatten(), nn.Linear(144, 2))
-    x = torch.randn(8, 3, 8, 8)
-    assert freeze_batchnorm(model) == []
-    model(3 * x + 1)
-    names, before = list(model.state_dict()), model[1].running_mean.clone()  # type: ignore[union-attr, operator]
-    assert (freeze_batchnorm(model), freeze_batchnorm(model)) == (["1"], [])
-    assert list(model.state_dict()) == names
-    model.train()
-    model(x).square().mean().backward()
-    assert torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
-    assert model[1].weight.grad.abs().sum() > 0  # type: ignore[union-attr, operator]
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert not copied.train()[1].training

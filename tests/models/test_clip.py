@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 import shoal
 from imitations.wilds_text import fake_tokenizer
+from shoal import datasets
 from shoal.errors import InputError
 from shoal.models import FeatureModel, build, options_of
 from shoal.models.clip import NORMALIZATION
@@ -140,22 +142,26 @@ def test_bad_folders(folders: dict[str, str], tmp_path: Path) -> None:
 def test_from_zero_shot_to_an_exported_model(folders: dict[str, str], tmp_path: Path) -> None:
     """Names of classes come from the data; the run is loaded without the folder, and exported."""
     rng = np.random.default_rng(0)
-    for domain in "abc":
-        for label in ("silly", "warm"):
-            (tmp_path / "pics" / domain / label).mkdir(parents=True)
-            for i in range(6):
-                pixels = rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / "pics" / domain / label / f"{i}.png")
-    folder = tmp_path / "tower"
+    for domain, label, i in product("abc", ("silly", "warm"), range(6)):
+        place = tmp_path / "pics" / domain / label
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(place / f"{i}.png")
+    folder, out = tmp_path / "tower", tmp_path / "run"
     shutil.copytree(folders["clip"], folder)
-    options: dict[str, Any] = {
-        "data_options": {"size": 32},
-        "batch_size": 4,
-        "device": "cpu",
-        "progress": False,
-    }
-    shoal.train("fish", tmp_path / "pics", model=f"clip:{folder}", steps=2, out=tmp_path / "run", **options)
+    pics, name = tmp_path / "pics", f"clip:{folder}"
+    options: dict[str, Any] = {"batch_size": 4, "device": "cpu", "progress": False, "steps": 1}
+    data = datasets.load("image-folder", folder=str(pics), size=32)
+    model = build(name, input_shape=SHAPE, classes=2, seed=0, class_names=["silly", "warm"]).eval()
+    x, y = zip(*(data.examples[int(i)] for i in data.splits["test"].examples()), strict=True)
+    accuracy = (model(torch.stack(x)).argmax(1) == torch.tensor(y)).double().mean().item()
+    sizes: Any = {"size": 32}
+    shoal.train("erm", pics, model=name, lr=1e-12, data_options=sizes, out=tmp_path / "z", **options)
+    zero = shoal.load(tmp_path / "z")
+    right = [word == label for label in ("silly", "warm") for word in zero.predict(pics / "c" / label)]
+    assert sum(right) / len(right) == pytest.approx(accuracy)
+    options["steps"] = 2
+    shoal.train("fish", pics, model=name, data_options=sizes, out=out, **options)
     shutil.rmtree(folder)
-    model = shoal.load(tmp_path / "run")
-    assert len(model.predict(tmp_path / "pics" / "a" / "warm")) == 6
-    assert model.export(tmp_path / "m.pt2").difference < 1e-4
+    trained = shoal.load(out)
+    assert len(trained.predict(pics / "a" / "warm")) == 6
+    assert trained.export(tmp_path / "m.pt2").difference < 1e-4

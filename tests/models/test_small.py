@@ -10,8 +10,8 @@ from shoal import models
 from shoal.errors import InputError
 
 INPUTS: dict[str, list[tuple[int, ...]]] = {
-    "sprite-cnn": [(3, 64, 64), (3, 32, 32), (1, 32, 32)],
-    "small-cnn": [(1, 16, 16), (2, 8, 8), (3, 17, 30)],
+    "sprite-cnn": [(3, 64, 64), (1, 32, 32)],
+    "small-cnn": [(2, 8, 8), (3, 17, 30)],
     "mnist-cnn": [(2, 28, 28), (1, 8, 9)],
     "mlp": [(1,), (13,)],
     "linear": [(4,)],

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -197,10 +197,13 @@ def _without_fold(config: RunConfig) -> RunConfig:
 def _evaluated(config: RunConfig, folder: Path) -> _Fold:
     """The model in a folder, and its outputs on the domains that it was not trained on."""
     model, device = load(folder), "cpu"
-    if baselines.is_one(config) or isinstance(data_of(config, torch.device(device)).examples, TensorData):
-        data = data_of(config, torch.device(device))
-        rows = data.splits["test"].examples()
-        examples: Any = data.examples
+    data = data_of(config, torch.device(device))
+    rows, examples = data.splits["test"].examples(), cast(Any, data.examples)
+    if baselines.is_one(config) and not isinstance(examples, TensorData):
+        x, y, _ = baselines.inputs_of(config, data)
+        features = torch.from_numpy(x[rows] if isinstance(x, np.ndarray) else x[rows].toarray())
+        return _Fold(config, model, data, rows, _outputs(model.model.head, features), y[rows])
+    if isinstance(examples, TensorData):
         return _Fold(config, model, data, rows, _outputs(model, examples.x[rows]), examples.y[rows].numpy())
     setup = prepare(config, device, resumed=True).setup
     setup.model.load_state_dict(model.model.state_dict())
@@ -210,7 +213,7 @@ def _evaluated(config: RunConfig, folder: Path) -> _Fold:
     return _Fold(config, model, setup.data, evaluator.which["test"], outputs, labels)
 
 
-def _outputs(model: Trained, x: torch.Tensor) -> Array:
+def _outputs(model: Any, x: torch.Tensor) -> Array:
     with torch.inference_mode():
         parts = [model(part).float() for part in x.split(4096)]
     return torch.cat(parts).numpy()

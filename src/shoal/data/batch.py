@@ -186,10 +186,6 @@ class Examples(Dataset[Any]):
         """The same examples in other splits, for those that treat training examples apart."""
         return self
 
-    def unguarded(self) -> Examples:
-        """The same examples without checks that protect a comparison, for looking at the data."""
-        return self
-
     def known_labels(self) -> NDArray[Any] | None:
         """The label of every example (−1: unknown), or ``None`` where that takes reading them."""
         return None

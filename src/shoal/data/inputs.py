@@ -7,6 +7,7 @@ description is read here and nowhere else: ``reader(description, shape)`` gives 
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -293,16 +294,16 @@ class Images(Reader):
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         need_pillow()
-        files = self._files(source)
-        images = _Images(list(files.values()), self.to_tensor)
+        names, files = self._files(source)
+        images = _Images(files, self.to_tensor)
         loader = DataLoader(
             images, batch_size=batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
         )
-        names = iter(files)
+        rest = iter(names)
         for items in loader:
-            batch = {name: x for x, name in zip(items, names) if self._is_sound(name, x)}  # noqa: B905
-            if batch:
-                yield Batch(list(batch), torch.stack(list(batch.values())))
+            named = zip(itertools.islice(rest, len(items)), items, strict=True)
+            if batch := [(name, x) for name, x in named if self._is_sound(name, x)]:
+                yield Batch([name for name, _ in batch], torch.stack([x for _, x in batch]))
 
     def _is_sound(self, name: str, x: Tensor | str) -> bool:
         if isinstance(x, Tensor):
@@ -313,14 +314,16 @@ class Images(Reader):
         self.notes.append(f"the image {name!r} is skipped: {x}")
         return False
 
-    def _files(self, source: Any) -> dict[str, Any]:
-        """Images of Pillow's or paths, by name: of a folder, that of the file from there."""
+    def _files(self, source: Any) -> tuple[list[str], list[Any]]:
+        """Names, and images of Pillow's or paths; in a folder, a name is the path from there."""
         several = [source] if isinstance(source, str | Path) else source
         if isinstance(several, Tensor | np.ndarray | Mapping) or not hasattr(several, "__iter__"):
             raise self._refused(source)
         several = list(several)
         if several and all(hasattr(each, "convert") for each in several):
-            return {str(n): image for n, image in enumerate(several, 1)}
+            return [str(n + 1) for n in range(len(several))], several
+        if not all(isinstance(each, str | Path) for each in several):
+            raise self._refused(source)
         paths = [Path(each).expanduser() for each in several]
         if len(paths) == 1 and paths[0].is_dir():
             return self._below(paths[0])
@@ -329,9 +332,9 @@ class Images(Reader):
                 raise InputError(f"this model takes images, and {path.name!r} is a table.")
             if not path.is_file():
                 raise InputError(f"there is no image {str(path)!r}.")
-        return {str(path): str(path) for path in paths}
+        return [str(path) for path in paths], [str(path) for path in paths]
 
-    def _below(self, root: Path) -> dict[str, str]:
+    def _below(self, root: Path) -> tuple[list[str], list[str]]:
         """The images in a folder and all below it, sorted; other files are mentioned."""
         every = [p for p in sorted(root.rglob("*")) if p.is_file()]
         seen = [p for p in every if not any(part.startswith(".") for part in p.relative_to(root).parts)]
@@ -340,7 +343,7 @@ class Images(Reader):
             raise InputError(f"there is no image in {str(root)!r} or its subfolders: {', '.join(ENDINGS)}.")
         if others := len(seen) - len(images):
             self.notes.append(f"{others} files in {str(root)!r} are not images ({', '.join(ENDINGS)}).")
-        return {str(path.relative_to(root)): str(path) for path in images}
+        return [str(path.relative_to(root)) for path in images], [str(path) for path in images]
 
 
 class _Images(Dataset["Tensor | str"]):

@@ -160,6 +160,7 @@ class MetaBatchLoader:
     def _batch(self, loaded: tuple[Any, NDArray[Any]]) -> MetaBatch:
         parts, blocks = loaded
         if isinstance(parts, InputError):  # of a worker process; raised here, without the traceback of there
+            self.close()
             raise InputError(parts.args[0], parts.option)
         x, y, *weight = to_device(parts, self.device)
         size = len(y) // len(blocks)

@@ -31,7 +31,7 @@ from shoal.data.download import SAY_WHERE, roots
 from shoal.data.images import image_data
 from shoal.data.text import DISTILBERT, MULTIPLE, MaxTokens, PadTo, TextExamples
 from shoal.data.text import described as described_text
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
 from shoal.files import read_yaml
 from shoal.settings import Pixels
 
@@ -61,13 +61,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset of WILDS as it was published: its files, and counts by version, the newest last."""
+    """A dataset of WILDS as it was published, by version, the newest last; see ``wilds.yaml``."""
 
     title: str
     name: str
     table: str
     columns: Mapping[str, str | Sequence[Any]]
-    """The columns of the table that are read, and what is in each; see :func:`read_columns`."""
     counts: Mapping[str, Counts]
     images: str = ""
     """The file of an example, by the columns of its row and the row's number."""
@@ -98,17 +97,12 @@ class Published:
 @cache
 def published(name: str) -> Published:
     """The dataset ``name`` as ``wilds.yaml`` describes it."""
-    found = dict(_descriptions()[name])
+    found = read_yaml(Path(__file__).with_name("wilds.yaml"))[name]
     counts = {v: found["counts"][own] if isinstance(own, str) else own for v, own in found["counts"].items()}
     about = {key: own if key == "model" else tuple(own) for key, own in found["about"].items()}
     about["uncounted"] = frozenset(about.get("uncounted", ()))
     found |= {"counts": {v: Counts(**each) for v, each in counts.items()}, "about": about}
     return Published(name=name, **found)
-
-
-@cache
-def _descriptions() -> Any:
-    return read_yaml(Path(__file__).with_name("wilds.yaml"))
 
 
 def find(name: str, folder: str | Path | None) -> Files:
@@ -117,23 +111,21 @@ def find(name: str, folder: str | Path | None) -> Files:
     ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA/wilds`` and
     ``$SHOAL_DATA``.
     """
-    known, there = published(name), list[Files]()
+    known, there = published(name), dict[str, Path]()
     top = roots(f"the files of {known.title}", folder, "wilds")
-    for place in (p for root in top for p in (root, *root.glob(f"{name}_v*"))):
-        called = re.fullmatch(r"(\w+)_v([0-9.]+)", place.absolute().name)
-        if (place / known.table).is_file() and (called is None or called[1] == name):
-            there.append(Files(known, place, called[2] if called else known.versions[-1]))
-    if fitting := [files for files in there if files.version in known.versions]:
-        return max(fitting, key=lambda files: known.versions.index(files.version))
-    where = " or ".join(repr(str(root)) for root in top)
+    for place in (p for root in reversed(top) for p in (root, *root.glob(f"{name}_v*"))):
+        called, _, version = place.absolute().name.partition("_v")
+        if (place / known.table).is_file() and (called == name or not version):
+            there[version or known.versions[-1]] = place
+    for version in reversed(known.versions):
+        if version in there:
+            return Files(known, there[version], version)
+    where = f"{known.title} is not in {' or '.join(repr(str(root)) for root in top)}"
     if there:
-        raise InputError(
-            f"{known.title} in {where} is version {there[0].version}; it must be "
-            f"{' or '.join(known.versions)}, as the name of its folder says."
-        )
+        raise InputError(f"{where} in a version that can be read ({', '.join(known.versions)}).")
     raise InputError(
-        f"{known.title} is not in {where}: there is no folder {known.folder} with {known.table}. {SAY_WHERE} "
-        f"to look. It can be obtained from {PAGE}, but {known.down}."
+        f"{where}: there is no folder {known.folder} with {known.table}. {SAY_WHERE} to look. It can be "
+        f"obtained from {PAGE}, but {known.down}."
     )
 
 
@@ -219,41 +211,25 @@ def read_columns(path: Path, kinds: Mapping[str, str | Sequence[Any]]) -> pd.Dat
     """
     import pandas as pd
 
+    first = {name: kind if isinstance(kind, str) else kind[0] for name, kind in kinds.items()}
+    numbers = {name for name, kind in first.items() if kind in ("whole", "number", "share", 0, 1)}
+    types: Any = {name: float if name in numbers else str for name in kinds}
     try:
-        options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
-        table = pd.read_csv(path, usecols=lambda name: name in kinds, **options)
-    except (OSError, ValueError) as error:  # no CSV, not UTF-8, or not there
-        why = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-        raise InputError(f"{str(path)!r} cannot be read ({why}); {SAY_WHERE} to look.") from error
-    if lacking := [name for name in kinds if name not in table]:
-        raise InputError(f"{str(path)!r} has no column {lacking[0]!r}.")
-    if table.empty:
-        raise InputError(f"{str(path)!r} has no rows after its header.")
+        table = pd.read_csv(path, usecols=list(kinds), dtype=types, encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # no CSV, not UTF-8, not there, no such column, no number
+        raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error
     for name, kind in kinds.items():
         if kind == "text":
+            table[name] = table[name].fillna("")
             continue
-        cells = table[name].replace("", "0") if kind == "share" else table[name]
-        values, right = _values(cells, kind)
+        values, right = table[name].fillna(0) if kind == "share" else table[name], "a number"
+        if not isinstance(kind, str):
+            places, right = pd.Index(kind).get_indexer(values), f"one of {shown(kind)}"
+            values = pd.Series(places).where(places >= 0)
         if (wrong := values.isna()).any():
-            row = int(wrong.argmax())
-            raise InputError(
-                f"{str(path)!r}, row {row + 1:,}: {name} is {cells[row][:60]!r}; it must be {right}."
-            )
-        table[name] = values.astype(np.float64 if kind in ("number", "share") else np.int64)
+            raise InputError(f"{str(path)!r}, row {wrong.argmax() + 1:,}: {name} must be {right}.")
+        table[name] = values if kind in ("number", "share") else values.astype(np.int64)
     return table
-
-
-def _values(cells: pd.Series[Any], kind: str | Sequence[Any]) -> tuple[pd.Series[Any], str]:
-    """The values of cells, NaN where they are not what they must be; and what that is."""
-    import pandas as pd
-
-    numbers = pd.to_numeric(cells, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    if isinstance(kind, str):
-        right = "a whole number of at least 0" if kind == "whole" else "a number"
-        return numbers.where((numbers >= 0) & (numbers % 1 == 0)) if kind == "whole" else numbers, right
-    known = ", ".join(map(str, kind[:6])) + (", …" if len(kind) > 6 else "")
-    cells = numbers if isinstance(kind[0], int) else cells
-    return cells.map({value: place for place, value in enumerate(kind)}), f"one of {known}"
 
 
 def named(codes: Any, name: Callable[[int], str]) -> pd.Categorical:

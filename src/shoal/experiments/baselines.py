@@ -1,34 +1,47 @@
-"""What a comparison on flat features must beat: the majority class, a linear model and gradient boosting.
+"""What a comparison must beat: the majority class, a linear model and, on tables, gradient boosting.
 
 They get the same splits as the algorithms, learn from training examples alone, have as many trials, and are
 recorded like any run. Boosting is evaluated along the way, as a training is, and the number of rounds is
 selected on validation. A model that is saved is then fitted again to training and validation examples.
+
+The linear model of images is one of a few averaged pixels, or of the features of a frozen backbone; that of
+text is one of the TF-IDF of its tokens. Its coefficients are the head of a network that computes these from
+images or token ids, so that it is saved, loaded and exported as any network.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from torch import nn
 
 from shoal.data.batch import DomainData, TensorData, known_labels
 from shoal.data.domains import Domains
+from shoal.data.images import ImageFiles
+from shoal.data.text import TextExamples
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
+from shoal.experiments.frozen import features_of
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import data_of, of_same_run
 from shoal.experiments.search import Space
+from shoal.models import build
 from shoal.models.baseline import LEAST, Baseline, BoostedBaseline, Coefficients, LinearBaseline
+from shoal.models.feature_model import FeatureModel
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.calibration import calibration as calibration_of
 from shoal.training.callbacks import Point
@@ -77,6 +90,8 @@ TREES, EVALUATED = 200, 20
 class where there are more than two."""
 ON_CARD = ("dataset", "algorithm", "label", "data_options", "settings", "metric", "select")
 """Of a configuration; the rest has no part in a baseline, the seed included."""
+BATCH = 256
+"""Texts that are tokenised together."""
 ONE_THREAD = 20_000
 """Rows below which several threads cost more than they bring."""
 
@@ -90,7 +105,10 @@ def possible(data: DomainData, own: bool) -> tuple[str, ...]:
     """The baselines of a comparison on these data; ``own``: a file or folder of the user's."""
     if applies(data):
         return names(data.classes)
-    return (MAJORITY,) if own and labels_alone(data) is not None else ()
+    text = isinstance(data.examples, TextExamples)
+    if not (own or text) or labels_alone(data) is None:
+        return ()
+    return names(data.classes)[:2] if text or isinstance(data.examples, ImageFiles) else (MAJORITY,)
 
 
 def applies(data: DomainData) -> bool:
@@ -101,11 +119,72 @@ def applies(data: DomainData) -> bool:
 
 def labels_alone(data: DomainData) -> DomainData | None:
     """The same examples without inputs, for a constant prediction; ``None`` where labels are not known."""
-    labels = known_labels(data.examples)
-    if labels is None or labels.ndim != 1 or data.task.kind not in ("classification", "regression"):
+    labels, kinds = known_labels(data.examples), ("classification", "ordinal", "regression")
+    if labels is None or labels.ndim != 1 or data.task.kind not in kinds:
         return None
     y = torch.from_numpy(labels)
     return replace(data, examples=TensorData(torch.zeros(len(y), 1), y), input_shape=(1,))
+
+
+class Inputs(NamedTuple):
+    """What a baseline sees of all examples: a matrix, which may be sparse, and labels."""
+
+    x: Any
+    y: Array
+    network: FeatureModel | None = None
+    """The network whose features ``x`` are, unless these are the examples themselves."""
+
+
+def inputs_of(config: RunConfig, data: DomainData) -> Inputs:
+    """Rows of numbers as they are; features of images and of text."""
+    kind, examples = type(data.examples), cast(Any, data.examples)
+    if applies(data):
+        return Inputs(examples.x.cpu().numpy(), examples.y.cpu().numpy())
+    sizes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "seed": 0}
+    if issubclass(kind, TextExamples):
+        from sklearn.feature_extraction.text import TfidfTransformer
+
+        x, rows = _term_counts(examples), data.splits["train"].examples()
+        transform = TfidfTransformer().fit(x[rows])
+        network = build("tfidf-linear", vocabulary=x.shape[1], **sizes)
+        network.features.idf.copy_(torch.from_numpy(transform.idf_))  # type: ignore[operator]
+        return Inputs(transform.transform(x).astype(np.float32), examples.known_labels(), network)
+    if issubclass(kind, ImageFiles):
+        frozen = config.model_options.get("frozen")
+        name, options = (config.model or data.model, config.model_options) if frozen else ("pixel-linear", {})
+        network = build(name, **sizes, **options)
+        found = features_of(data, network.eval(), torch.device("cpu"), False)
+        return Inputs(found.x.numpy(), found.y.numpy(), network)
+    what = "a table, a folder of images or text"
+    raise InputError(f"{config.algorithm} requires {what}, and {config.dataset!r} is neither.")
+
+
+@lru_cache(maxsize=1)
+def _term_counts(examples: TextExamples) -> Any:
+    """How often each token is in each text, as a sparse matrix."""
+    rows, tokens = list[torch.Tensor](), list[torch.Tensor]()
+    for start in range(0, len(examples), BATCH):
+        found = examples.encode([examples[n][0] for n in range(start, min(start + BATCH, len(examples)))])
+        row, place = found["attention_mask"].nonzero(as_tuple=True)
+        rows.append(start + row)
+        tokens.append(found["input_ids"][row, place])
+    places = torch.cat(rows).numpy(), torch.cat(tokens).numpy()
+    shape = len(examples), len(examples.encode.tokenizer)  # type: ignore[attr-defined]
+    return csr_matrix((np.ones(len(places[0]), np.float32), places), shape)
+
+
+def with_head(network: FeatureModel, model: LinearBaseline) -> FeatureModel:
+    """The network with the coefficients of a fitted model; classes without training rows are unlikely."""
+    weight, bias = np.atleast_2d(model.model.coef_), np.atleast_1d(model.model.intercept_)
+    if len(model.known) == 2:  # logits of either class
+        weight, bias = np.concatenate([0 * weight, weight]), np.concatenate([0 * bias, bias])
+    head = next(module for module in network.head.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.fill_(math.log(LEAST))
+        rows = model.known or [0]
+        head.weight[rows], head.bias[rows] = (torch.from_numpy(part).float() for part in (weight, bias))
+    return network.eval()
 
 
 def is_one(config: RunConfig) -> bool:
@@ -122,7 +201,7 @@ def run(config: RunConfig) -> RunRecord:
     data = _data(config)
     if config.algorithm == MAJORITY and not applies(data):
         data = labels_alone(data) or data
-    return _run(config, data)[0]
+    return _run(config, data, inputs_of(config, data))[0]
 
 
 def train(config: RunConfig, folder: Path) -> RunRecord:
@@ -133,13 +212,14 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
     if (before := of_same_run(folder, config)) is not None:
         return before
     data, processes = _data(config), Processes("cpu")
-    record, model = _run(config, data)
+    inputs = inputs_of(config, data)
+    record, model = _run(config, data, inputs)
     lines = [{"phase": "train", **point} for point in record.history]
     calibration = None
     if "validation" in data.splits:
         if config.calibrate and data.classes is not None:
-            calibration = _calibration(model, data, record)
-        last, model = _run(config, data, record.history[record.selected]["step"])
+            calibration = _calibration(model, data, inputs, record)
+        last, model = _run(config, data, inputs, record.history[record.selected]["step"])
         lines.append({"phase": "retrain", **last.history[0]})
         record = replace(
             record,
@@ -154,21 +234,29 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         journal.restore()
         for line in lines:
             journal.line({**line, "seconds": record.seconds})
-        content, files = about(data, model, None, data.classes, list(data.input_shape), "float32")
-        content["model"] = {"name": config.algorithm, "known": model.known}
-        content["calibration"] = calibration
+        network, shape = inputs.network, list(data.input_shape)
+        recipe = None if network is None else network.recipe
+        numbers = "" if isinstance(data.examples, TextExamples) else "float32"
+        content, files = about(data, network or model, recipe, data.classes, shape, numbers)
+        weights: dict[str, torch.Tensor] = {}
+        if network is None:
+            content["model"] = {"name": config.algorithm, "known": model.known}
+            files[model.file] = model.content
+        else:
+            assert isinstance(model, LinearBaseline)
+            weights = with_head(network, model).state_dict()
+        content |= {"calibration": calibration, "task": data.task.kind}
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
-        files = with_card(content, {**files, model.file: model.content}, data, plain, shown)
-        sums = journal.finish({}, plain, lambda: files)
+        files = with_card(content, files, data, plain, shown)
+        sums = journal.finish(weights, plain, lambda: files)
     return replace(record, files=sums)
 
 
-def _calibration(model: Baseline, data: DomainData, record: RunRecord) -> dict[str, Any]:
+def _calibration(model: Baseline, data: DomainData, inputs: Inputs, record: RunRecord) -> dict[str, Any]:
     """That of the selected model on validation examples, which it was not fitted to."""
-    examples: Any = data.examples
-    rows, every = data.splits["validation"].examples(), EVALUATED
-    values = itertools.islice(model.values(examples.x[rows].cpu().numpy(), every), record.selected, None)
-    return calibration_of(model.logits(next(values)), examples.y[rows].cpu().numpy())
+    rows = data.splits["validation"].examples()
+    values = itertools.islice(model.values(inputs.x[rows], EVALUATED), record.selected, None)
+    return calibration_of(model.logits(next(values)), inputs.y[rows])
 
 
 def _data(config: RunConfig) -> DomainData:
@@ -176,16 +264,15 @@ def _data(config: RunConfig) -> DomainData:
         return data_of(config, torch.device("cpu"))
 
 
-def _run(config: RunConfig, data: DomainData, refit: int = 0) -> tuple[RunRecord, Baseline]:
+def _run(config: RunConfig, data: DomainData, inputs: Inputs, refit: int = 0) -> tuple[RunRecord, Baseline]:
     """The record, and the model after all rounds; ``refit``: so many, with the validation examples."""
     start = time.perf_counter()
-    if not applies(data):
-        raise InputError(f"{config.algorithm} requires tabular data, and {config.dataset!r} is not tabular.")
     if config.algorithm not in (known := names(data.classes)):
         what = "numbers" if data.classes is None else "classes"
         raise InputError(f"{config.algorithm} does not predict {what}; use {' or '.join(known)}.")
-    examples: Any = data.examples
-    x, y, rows = examples.x.cpu().numpy(), examples.y.cpu().numpy(), data.splits["train"].examples()
+    if config.algorithm == BOOSTING and inputs.network is not None:
+        raise InputError(f"{BOOSTING} requires a table, and {config.dataset!r} is none; use {known[1]}.")
+    x, y, rows = inputs.x, inputs.y, data.splits["train"].examples()
     if refit:
         rows = np.union1d(rows, data.splits["validation"].examples())
         data = replace(data, splits={k: v for k, v in data.splits.items() if k != "validation"})
@@ -253,7 +340,7 @@ def _fit(config: RunConfig, x: Array, y: Array, classes: int | None, rounds: int
             text = _boosted(x, codes, len(known), rounds, settings)
             return BoostedBaseline(text, x.shape[1], classes, known)
         model: Any = LogisticRegression(max_iter=1000, **settings) if known else Ridge(**settings)
-        with warnings.catch_warnings(action="ignore"), threadpool_limits(1 if len(x) < ONE_THREAD else None):
+        with warnings.catch_warnings(action="ignore"), threadpool_limits(1 if len(y) < ONE_THREAD else None):
             model.fit(x, codes)  # solvers warn where they would go on
         return _linear(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_), classes, known)
     except ValueError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.data.batch import DomainData, Examples, batch_of, tensors_in
+from shoal.data.batch import DomainData, batch_of, evaluation_view, tensors_in
 from shoal.data.loader import seeded
 from shoal.data.splits import assigning_entries
 from shoal.data.tables import Encoder
@@ -139,10 +139,8 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
     taken = np.minimum(own.sizes[picked], caps[fits][-1])
     drawn = [rng.permutation(own.indices_of(int(d)))[:n] for d, n in zip(picked, taken, strict=True)]
     index = np.concatenate(drawn).astype(np.int64)
-    if isinstance(data.examples, Examples):  # no method is evaluated: rows may be those of any split
-        data = replace(data, examples=data.examples.unguarded())
     with seeded(seed):
-        x, y = batch_of(data.split_as({"test": own}, {}).examples, index)[:2]
+        x, y = batch_of(evaluation_view(data.examples), index)[:2]
     y = torch.as_tensor(y).cpu()
     if y.ndim != 1:
         raise InputError(

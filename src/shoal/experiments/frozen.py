@@ -19,7 +19,6 @@ from shoal.data.images import ImageFiles
 from shoal.data.loader import MetaBatchLoader
 from shoal.errors import InputError
 from shoal.files import write_atomically
-from shoal.models.backbones import Frozen
 from shoal.models.feature_model import FeatureModel
 from shoal.training.evaluate import InOrder
 from shoal.training.progress import Progress
@@ -29,13 +28,11 @@ _last: dict[str, TensorData] = {}
 
 
 def features_of(data: DomainData, model: FeatureModel, device: torch.device, shown: bool) -> TensorData:
-    """What ``model.features`` makes of every example of ``data``, as it is evaluated: without augmentation.
+    """What ``model.features``, which has no randomness, makes of every example: without augmentation.
 
     The features stay in memory, and in a file of Shoal's cache that is named by what they follow from: the
     image files (names, sizes and dates), their preprocessing, and the backbone with its weights.
     """
-    if not isinstance(model.features, Frozen):
-        raise InputError("requires a timm model.", "freeze_backbone")
     examples: Any = data.examples
     examples = examples.evaluation() if isinstance(examples, Examples) else examples
     key = _key(examples, model)
@@ -84,7 +81,7 @@ def _computed(examples: Any, model: FeatureModel, device: torch.device, shown: b
 
 def _key(examples: Any, model: FeatureModel) -> str:
     """A digest of all that the features follow from."""
-    digest = hashlib.sha256(repr((1, torch.__version__, (model.recipe or {}).get("name"))).encode())
+    digest = hashlib.sha256(repr((2, torch.__version__, model.recipe)).encode())
     for name, value in model.features.state_dict().items():
         digest.update(name.encode())
         digest.update(value.cpu().contiguous().numpy().tobytes())

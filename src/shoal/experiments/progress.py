@@ -146,8 +146,9 @@ class Runs:
         done = sum(work(c, c.steps) for c in self.ended)
         done += sum(work(left[name], step - self.resumed[name]) for name, step in steps.items())
         remaining = sum(work(c, c.steps - steps.get(name, 0)) for name, c in left.items())
-        known = done > 0 and self.started is not None
-        seconds = remaining * (now - (self.started or now)) / done if known else None
+        elapsed, seconds = now - (self.started or now), None
+        if done > 0.02 * (done + remaining) or (done > 0 and elapsed > 60):  # the first steps are slow
+            seconds = remaining * elapsed / done
         fractions = {name: step / left[name].steps for name, step in steps.items()}
         names = [f"{self.describe(left[n])} {100 * f:.0f} %" for n, f in fractions.items()]
         count = self.total - len(left)

@@ -30,7 +30,7 @@ from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
 from shoal.models import build, lora
-from shoal.models.backbones import Backbone
+from shoal.models.backbones import Backbone, Frozen
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training.calibration import calibrated
@@ -111,6 +111,8 @@ def prepare(
     if config.weights and (frozen or not resumed):
         start_from(model, config.weights)
     if frozen:
+        if not isinstance(model.features, Frozen):
+            raise InputError("requires a timm model.", "freeze_backbone")
         data = replace(data, examples=features_of(data, model, where, bool(progress)))
     else:
         data = _finished_on_device(config, data, where)

@@ -6,10 +6,11 @@ None of them has BatchNorm: the output for an example must not depend on the dom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated
 
+import torch
 from torch import Tensor, nn
 
 from shoal.errors import InputError
@@ -25,6 +26,50 @@ Channels = Annotated[int, Range(8, 2**14, multiple=8)]
 def linear(input_shape: Shape, classes: int | None) -> FeatureModel:
     """Build a linear model of flat features."""
     return FeatureModel(nn.Identity(), linear_head(_flat("linear", input_shape), classes))
+
+
+def pixel_linear(
+    input_shape: Shape, classes: int | None, side: Annotated[int, Range(1, 256)] = 8
+) -> FeatureModel:
+    """Build a linear model of an image that is averaged to a few pixels.
+
+    Args:
+        side: height and width of the averaged image.
+    """
+    if len(input_shape) != 3 or min(input_shape) < 1:
+        raise InputError(f"model 'pixel-linear' takes images (c, h, w); not {input_shape}.")
+    side = min(side, *input_shape[1:])
+    features = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
+    return FeatureModel(features, linear_head(input_shape[0] * side**2, classes))
+
+
+def tfidf_linear(
+    input_shape: Shape, classes: int | None, vocabulary: Annotated[int, Range(1, 2**22)] = 30522
+) -> FeatureModel:
+    """Build a linear model of the TF-IDF of token ids.
+
+    Args:
+        vocabulary: number of tokens of the tokenizer.
+    """
+    return FeatureModel(TfIdf(vocabulary), linear_head(vocabulary, classes))
+
+
+class TfIdf(nn.Module):
+    """The counts of each token of a text, times ``idf``, scaled to Euclidean norm 1: (B, vocabulary).
+
+    It takes ``input_ids`` and ``attention_mask`` (B, L); ``idf`` is 1 for all tokens at first.
+    """
+
+    idf: Tensor
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.register_buffer("idf", torch.ones(vocabulary))
+
+    def forward(self, x: Mapping[str, Tensor]) -> Tensor:
+        mask = x["attention_mask"].to(self.idf.dtype)
+        counts = mask.new_zeros(mask.shape[0], len(self.idf)).scatter_add(1, x["input_ids"], mask)
+        return nn.functional.normalize(counts * self.idf)
 
 
 def mlp(input_shape: Shape, classes: int | None, width: Width = 64) -> FeatureModel:

@@ -434,7 +434,3 @@ class TableRows(TensorData):
                     "`shoal compare FILE` leaves domains out of that too."
                 )
         return self
-
-    def unguarded(self) -> TensorData:
-        """For a look at the data that judges no method."""
-        return TensorData(self.x, self.y)
