@@ -99,7 +99,7 @@ def test_an_option_that_is_given_wins_over_a_recipe() -> None:
 def test_every_option_says_what_it_does() -> None:
     for each in {**declared(FitOptions), **declared(TrainOptions)}.values():
         assert each.help.endswith(".")
-        assert each.describe("train").endswith(".")
+        assert each.describe().endswith(".")
 
 
 def job(source: str, *, out: str | None = None, **options: Unpack[TrainOptions]) -> dict[str, Any]:

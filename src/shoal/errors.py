@@ -7,9 +7,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-LONGEST = 80
-"""Characters of a value that a message shows."""
-
 
 class TableWarning(UserWarning):
     """A doubtful property of a table, which is in the report on its columns as well."""
@@ -28,7 +25,7 @@ class InputError(ValueError):
 
     def __init__(self, message: str, option: str | None = None) -> None:
         text = "\n".join(str(message).split("\n")[:3])
-        super().__init__(text if len(text) <= 900 else f"{text[:900]}…")
+        super().__init__(text if len(text) <= 900 else f"{text[:900]}…", option)
         self.option = option
 
     def __str__(self) -> str:
@@ -44,20 +41,13 @@ class InputError(ValueError):
             return message
         return f"{option} {message}" if message.startswith("must ") else f"{option}: {message}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.option)
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that was probably meant."""
-    found = difflib.get_close_matches(str(name)[:100].lower(), list(known)[:20_000], n=1, cutoff=0.5)
-    return found[0] if found else None
-
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: `` Did you mean 'fish'?``, or nothing."""
-    near = nearest(name, known) if isinstance(name, str) else None
-    return f" Did you mean {near!r}?" if near else ""
+    if not isinstance(name, str):
+        return ""
+    near = difflib.get_close_matches(name[:100].lower(), list(known)[:20_000], n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], option: str | None = None) -> InputError:
@@ -76,14 +66,14 @@ def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: one line, however long it is."""
+    """A value as a message shows it: one line of at most 80 characters."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"a number of {math.ceil(value.bit_length() * math.log10(2)):,} digits"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # of a stranger's class
         text = f"a {type(value).__name__}"
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}… ({len(text):,} characters)"
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"
 
 
 def listed(values: Any, what: str) -> list[Any]:

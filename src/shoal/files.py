@@ -63,8 +63,8 @@ def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[I
 
 def _open_locked(temporary: Path) -> IO[bytes]:
     """The file, created if need be, once no other process writes to it; never what a link points to."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     while True:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         file = os.fdopen(os.open(temporary, flags, 0o666), "r+b")
         if not fcntl:
             return file
@@ -75,15 +75,15 @@ def _open_locked(temporary: Path) -> IO[bytes]:
         file.close()  # another process has put this one in its place
 
 
-def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: str = "") -> None:
+def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
     """Refuse a file to write that is a folder, one of ``inputs``, or there already in a folder among them."""
-    path, name = Path(path), f"{option} {str(path)!r}".lstrip()
+    path = Path(path)
     if path.is_dir():
-        raise InputError(f"{name} is a folder; specify a file.")
+        raise InputError(f"{str(path)!r} is a folder; specify a file.")
     for source in map(Path, inputs):
         within = source.is_dir() and source.resolve() in path.resolve().parents
-        if path.exists() and source.exists() and (within or path.samefile(source)) and path.is_file():
-            raise InputError(f"{name} is also an input and would be overwritten; choose another name.")
+        if path.is_file() and source.exists() and (within or path.samefile(source)):
+            raise InputError(f"{str(path)!r} is also an input and would be overwritten; choose another name.")
 
 
 def read_json(path: str | Path) -> Any:
@@ -117,13 +117,7 @@ def parse_yaml(text: str) -> Any:
     """Plain data; ValueError where ``text`` is not that."""
     try:
         return yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        OverflowError,
-        TypeError,
-        AttributeError,
-    ) as error:  # PyYAML's own
+    except (yaml.YAMLError, RecursionError, OverflowError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
 

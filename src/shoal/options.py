@@ -18,13 +18,26 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from pydantic import AfterValidator
 from typing_extensions import TypedDict
 
-from shoal.settings import Count, Few, Fraction, Function, Positive, Range, Rate, Seed, checked, options_type
+from shoal.settings import (
+    Count,
+    Few,
+    Fraction,
+    Function,
+    Positive,
+    Range,
+    Rate,
+    Seed,
+    checked,
+    options_type,
+    valid_if,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,39 +47,24 @@ class Option:
     default: Any = None
     commands: str = ""
     """Commands that have a flag for it; the others are for Python only."""
-    defaults: Mapping[str, str] = field(default_factory=dict)
-    """By command: its default in words, where it is another one."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """Text that matches a pattern, which is ``words`` in error messages."""
-
-    pattern: str
-    words: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def _check(self, value: str) -> str:
-        if not re.fullmatch(self.pattern, value):
-            raise ValueError(self.words)
-        return value
+def _text(pattern: str, words: str) -> AfterValidator:
+    """For an annotation: text that matches a pattern, which is ``words`` in error messages."""
+    return valid_if(lambda value: re.fullmatch(pattern, value), words)
 
 
-HEAD = Text(
+HEAD = _text(
     r"plateau|head(-train)?(:[1-9][0-9]{0,8})?",
     "'plateau', 'head', 'head:STEPS', 'head-train' or 'head-train:STEPS'",
 )
 SHARE = r"0?\.0*[1-9][0-9]*"
-AVERAGE = Text(
+AVERAGE = _text(
     rf"(online-)?sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
     "'sma', 'sma:START', 'online-sma', 'online-sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
 )
 DECAY = rf"(cosine|linear|step:(1|{SHARE}):[1-9][0-9]*)"
-SCHEDULE = Text(
+SCHEDULE = _text(
     rf"constant|{DECAY}|warmup:[1-9][0-9]*(,{DECAY})?",
     "'constant', 'cosine', 'linear', 'step:FACTOR:STEPS', 'warmup:STEPS' or 'warmup:STEPS,cosine'",
 )
@@ -83,45 +81,46 @@ Algorithms = str | type | Sequence[str | type]
 """One algorithm or several: names, files, or classes."""
 
 
+OF_DATA = Option(None, "train compare diagnose check")
+
+
 class DataOptions(TypedDict, total=False):
     """How data are read: a table, a folder of images, or a dataset by name."""
 
-    label: Annotated[str | None, Option(None, "train compare diagnose check")]
+    label: Annotated[str | None, OF_DATA]
     """Column to predict."""
-    domain: Annotated[str | None, Option(None, "train compare diagnose check")]
+    domain: Annotated[str | None, OF_DATA]
     """Column with the domain of each row."""
-    group: Annotated[str | None, Option(None, "train compare diagnose check")]
+    group: Annotated[str | None, OF_DATA]
     """Column that identifies the entity of each row, such as a patient; rows of one entity stay in the same
     split."""
-    task: Annotated[
-        Literal["classification", "regression"] | None, Option(None, "train compare diagnose check")
-    ]
+    task: Annotated[Literal["classification", "regression"] | None, OF_DATA]
     """Kind of the task (default: inferred from the label)."""
-    drop: Annotated[Names | None, Option(None, "train compare diagnose check")]
+    drop: Annotated[Names | None, OF_DATA]
     """Columns to ignore."""
     columns: Annotated[Sequence[str] | None, Option()]
     """Columns to use as features (default: all others)."""
-    kinds: Annotated[Mapping[str, Kind] | None, Option(None, "train compare diagnose check")]
+    kinds: Annotated[Mapping[str, Kind] | None, OF_DATA]
     """Kind of a column whose inferred kind is wrong: numeric, boolean, date, categorical or text. In Python
     ``{"zip": "categorical"}``, on the command line ``--kinds.zip categorical``."""
-    decimal: Annotated[Literal[".", ","] | None, Option(None, "train compare diagnose check")]
+    decimal: Annotated[Literal[".", ","] | None, OF_DATA]
     """Decimal mark, where it is ambiguous."""
-    day_first: Annotated[bool | None, Option(None, "train compare diagnose check")]
+    day_first: Annotated[bool | None, OF_DATA]
     """Whether 3/4/2020 is in April, where it is ambiguous."""
-    drop_rows: Annotated[Sequence[DropRows] | None, Option(None, "train compare diagnose check")]
+    drop_rows: Annotated[Sequence[DropRows] | None, OF_DATA]
     """Rows to ignore: missing (no label or domain), mostly-empty (such as totals), outliers (labels far from
     all others) or single (domains of one row)."""
-    encoding: Annotated[str | None, Option(None, "train compare diagnose check")]
+    encoding: Annotated[str | None, OF_DATA]
     """Encoding of a CSV file, such as cp1252 (default: UTF-8)."""
-    sheet: Annotated[str | int | None, Option(None, "train compare diagnose check")]
+    sheet: Annotated[str | int | None, OF_DATA]
     """Name of the sheet of an Excel file, or its number from 0 (default: the first)."""
-    skip_rows: Annotated[Annotated[int, Range(0)] | None, Option(None, "train compare diagnose check")]
+    skip_rows: Annotated[Annotated[int, Range(0)] | None, OF_DATA]
     """Number of lines, or rows of a sheet, above the names of the columns."""
     bad_images: Annotated[Literal["stop", "skip"] | None, Option(None, "train compare")]
     """Stop at an image that cannot be read, or skip it (default: stop)."""
     data_dir: Annotated[str | Path | None, Option(None, "train compare diagnose")]
     """Folder that contains the datasets (default: $SHOAL_DATA)."""
-    data_options: Annotated[Mapping[str, Any] | None, Option(None, "train compare diagnose check")]
+    data_options: Annotated[Mapping[str, Any] | None, OF_DATA]
     """Options of the dataset."""
 
 
@@ -141,13 +140,11 @@ class ModelOptions(TypedDict, total=False):
 class TrainingOptions(TypedDict, total=False):
     """What decides the result of a training: also the fields of a run configuration."""
 
-    steps: Annotated[
-        Count,
-        Option(1000, "train compare sweep", {"compare": "based on the data", "sweep": "5001"}),
-    ]
-    """Number of training steps, each on one batch from every domain of the step."""
-    batch_size: Annotated[Count, Option(32, "train compare", {"compare": "32; for a table, by its size"})]
-    """Number of examples per batch."""
+    steps: Annotated[Count, Option(1000, "train compare sweep")]
+    """Number of training steps, each on one batch from every domain of the step (default: 1000; for compare
+    based on the data, for sweep 5001)."""
+    batch_size: Annotated[Count, Option(32, "train compare")]
+    """Number of examples per batch (default: 32; for compare of a table, by its size)."""
     domains_per_step: Annotated[Count | None, Option(None, "train compare")]
     """Number of domains per step (default: all if there are at most 16, otherwise 5)."""
     settings: Annotated[Mapping[str, Any], Option({}, "train")]
@@ -301,23 +298,18 @@ class Declared(NamedTuple):
     option: Option
     help: str
 
-    def describe(self, command: str) -> str:
+    def describe(self) -> str:
         """What it does, in one sentence with its default, for the help of a command."""
-        sentence = self.help.partition(". ")[0].rstrip(".")
-        default = self.option.defaults.get(command)
-        if default is None and self.option.default not in (None, False, {}, ()):
-            default = str(self.option.default)
-        return f"{sentence}." if default is None else f"{sentence} (default: {default})."
+        sentence, default = self.help.partition(". ")[0].rstrip("."), self.option.default
+        shown = default not in (None, False, {}, ()) and "(default: " not in sentence
+        return f"{sentence} (default: {default})." if shown else f"{sentence}."
 
 
 @functools.cache
 def declared(options: type) -> dict[str, Declared]:
     """The options of a ``TypedDict`` above, by name, in the order of the declarations."""
-    found, docstrings = {}, _docstrings()
-    for name, hint in typing.get_type_hints(options, include_extras=True).items():
-        (option,) = (each for each in hint.__metadata__ if isinstance(each, Option))
-        found[name] = Declared(name, hint, option, docstrings[name])
-    return found
+    hints, helps = typing.get_type_hints(options, include_extras=True), _docstrings()
+    return {name: Declared(name, hint, hint.__metadata__[-1], helps[name]) for name, hint in hints.items()}
 
 
 @functools.cache

@@ -1,17 +1,7 @@
 """Algorithms, datasets and models by name: Shoal's own, and what installed packages add to them.
 
-A package of anybody's adds names by entry points, in the groups ``shoal.algorithms``, ``shoal.datasets`` and
-``shoal.models``:
-
-.. code-block:: toml
-
-    [project.entry-points."shoal.algorithms"]
-    my-method = "my_package.methods:MyMethod"   # a subclass of Algorithm, or a module that defines one
-
-    [project.entry-points."shoal.datasets"]
-    my-data = "my_package.data"   # a module with SUMMARY, PAPER and load(**options)
-
-Once it is installed, ``shoal train my-method my-data`` works, and so does every other function and command.
+A package adds names by entry points in the groups ``shoal.algorithms``, ``shoal.datasets`` and
+``shoal.models``. Once it is installed, every function and command takes them.
 """
 
 from __future__ import annotations
@@ -21,6 +11,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,29 +36,25 @@ def spelled(name: object) -> str:
     return str(name).lower().replace("_", "-")
 
 
+@dataclass(frozen=True)
 class Registry:
-    """Names of Shoal's own objects, and the entry points of one group.
+    """Names of Shoal's own objects, and the entry points of the group ``shoal.{kind}s``.
 
     Nothing is imported before it is asked for, so listing names is cheap. A package that cannot be imported
     does no harm to other names, and none can take a name that is taken.
-
-    Args:
-        kind: what the names are of; the entry points are those of the group ``shoal.{kind}s``.
-        own: Shoal's own by name, as ``"module"`` or ``"module:object"``.
-        reserved: names that mean something else.
-        needs: what an entry point must have.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        own: Mapping[str, str],
-        *,
-        reserved: tuple[str, ...] = (),
-        needs: tuple[str, ...] = (),
-    ) -> None:
-        self.kind, self.own, self.reserved, self.needs = kind, own, reserved, needs
-        self.folder = FOLDER / f"{kind}s"
+    kind: str
+    own: Mapping[str, str]
+    """Shoal's own by name, as ``"module"`` or ``"module:object"``."""
+    reserved: tuple[str, ...] = ()
+    """Names that mean something else."""
+    needs: tuple[str, ...] = ()
+    """Attributes that an entry point must have."""
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / f"{self.kind}s"
 
     def names(self) -> list[str]:
         return sorted({*self.own, *self._added()})
@@ -103,9 +90,8 @@ class Registry:
     def problems(self) -> dict[str, str]:
         """What is wrong with entry points, by name. This imports them."""
         found, added = {}, self._added()
-        for entry in self._entries():
-            key = spelled(entry.name)
-            if added.get(key) is not entry:
+        for entry in _entry_points(self.kind, tuple(sys.path)):
+            if added.get(key := spelled(entry.name)) is not entry:
                 why = "the name is taken, or not of letters, digits and dashes"
                 found[key] = f"{self._described(entry)} is ignored: {why}."
                 continue
@@ -115,12 +101,9 @@ class Registry:
                 found[key] = str(error)
         return found
 
-    def _entries(self) -> tuple[EntryPoint, ...]:
-        return _entry_points(f"shoal.{self.kind}s", tuple(sys.path))
-
     def _added(self) -> dict[str, EntryPoint]:
         """Entry points by name; of those with the same name the first."""
-        every = {spelled(entry.name): entry for entry in reversed(self._entries())}
+        every = {spelled(entry.name): entry for entry in reversed(_entry_points(self.kind, tuple(sys.path)))}
         taken = {*self.own, *self.reserved}
         return {n: entry for n, entry in every.items() if re.fullmatch("[a-z0-9-]+", n) and n not in taken}
 
@@ -129,16 +112,20 @@ class Registry:
 
 
 @functools.lru_cache(maxsize=16)
-def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of a group in all packages on ``path``, which is ``sys.path``."""
-    return tuple(entry_points(group=group))
+def _entry_points(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of all packages on ``path``, which is ``sys.path``."""
+    return tuple(entry_points(group=f"shoal.{kind}s"))
 
 
 def _package(entry: EntryPoint) -> Package:
     return Package("", "") if entry.dist is None else Package(spelled(entry.dist.name), entry.dist.version)
 
 
-WILDS = ("amazon", "camelyon17", "civilcomments", "fmow", "iwildcam", "poverty")
+def _in_module(module: str, *names: str) -> dict[str, str]:
+    """Names of objects in one module."""
+    return {name: f"shoal.{module}:{name.replace('-', '_')}" for name in names}
+
+
 BASELINES = ("majority", "logistic-regression", "ridge-regression", "gradient-boosting")
 RECIPES = ("auto", "erm++", "lp-ft", "miro", "swad")
 ALGORITHMS = Registry(
@@ -153,33 +140,20 @@ ALGORITHMS = Registry(
 DATASETS = Registry(
     "dataset",
     {
-        **{name: f"shoal.datasets.wilds:{name}" for name in WILDS},
-        **{
-            name: f"shoal.datasets.digits:{name.replace('-', '_')}"
-            for name in ("coloured-digits", "coloured-mnist", "rotated-digits", "rotated-mnist")
-        },
-        **{
-            name: f"shoal.datasets.folders:{name.replace('-', '_')}"
-            for name in ("domainnet", "office-home", "pacs", "terra-incognita", "vlcs")
-        },
-        "cdsprites": "shoal.datasets.cdsprites:cdsprites",
-        "linear": "shoal.datasets.linear:linear",
-        "image-folder": "shoal.datasets.own:image_folder",
-        "manifest": "shoal.datasets.own:manifest",
-        "heart": "shoal.datasets.heart",
-        "table": "shoal.datasets.table",
+        **_in_module(
+            "datasets.wilds", "amazon", "camelyon17", "civilcomments", "fmow", "iwildcam", "poverty"
+        ),
+        **_in_module(
+            "datasets.digits", "coloured-digits", "coloured-mnist", "rotated-digits", "rotated-mnist"
+        ),
+        **_in_module("datasets.folders", "domainnet", "office-home", "pacs", "terra-incognita", "vlcs"),
+        **_in_module("datasets.cdsprites", "cdsprites"),
+        **_in_module("datasets.linear", "linear"),
+        **_in_module("datasets.own", "image-folder", "manifest"),
+        **{"heart": "shoal.datasets.heart", "table": "shoal.datasets.table"},
     },
     reserved=("python",),
     needs=("load", "SUMMARY", "PAPER"),
 )
-MODELS = Registry(
-    "model",
-    {
-        name: f"shoal.models.small:{name.replace('-', '_')}"
-        for name in (
-            *("linear", "mlp", "mnist-cnn", "pixel-linear", "small-cnn", "sprite-cnn", "tabular"),
-            "tfidf-linear",
-        )
-    },
-    needs=("build",),
-)
+SMALL = ("linear", "mlp", "mnist-cnn", "pixel-linear", "small-cnn", "sprite-cnn", "tabular", "tfidf-linear")
+MODELS = Registry("model", _in_module("models.small", *SMALL), needs=("build",))

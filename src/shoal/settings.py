@@ -2,59 +2,49 @@
 
     def __init__(self, *, tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1))] = 1.0, depth: int = 3)
 
-pydantic checks values against the annotations; it is imported when it is needed. The hyperparameters of an
-algorithm are the keyword arguments of its constructor; their search spaces are part of the annotations.
+pydantic checks values against the annotations. The hyperparameters of an algorithm are the keyword arguments
+of its constructor; what a random search samples them from is part of the annotations.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import annotated_types
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from shoal.errors import InputError, check_names, did_you_mean, shown
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Size = Literal["small", "large"]
 """Of the images: a search space may differ for large ones, which pretrained models are fine-tuned on."""
-
-
-class Search(NamedTuple):
-    """From what a random search samples a hyperparameter (see :mod:`shoal.experiments.search`)."""
-
-    kind: str
-    values: tuple[Any, ...]
-    of: int | None = None
-    """A whole number is sampled, and divided by this: 500 steps of 5,000 are a fraction of 0.1."""
+Search = Mapping[str, Any]
+"""Of what a random search samples (see :mod:`shoal.experiments.search`)."""
 
 
 def choice(*values: Any) -> Search:
-    return Search("choice", values)
+    return {"choice": list(values)}
 
 
 def uniform(low: float, high: float) -> Search:
-    return Search("uniform", (low, high))
+    return {"uniform": [low, high]}
 
 
 def log10(low: float, high: float) -> Search:
     """10 to the power of a uniform number."""
-    return Search("log10", (low, high))
+    return {"log10": [low, high]}
 
 
 def log2(low: float, high: float) -> Search:
     """2 to the power of a uniform number."""
-    return Search("log2", (low, high))
+    return {"log2": [low, high]}
 
 
 @dataclass(frozen=True)
@@ -65,8 +55,8 @@ class Range(annotated_types.GroupedMetadata):
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    search: Search | None = None
-    large: tuple[Any, Search] | None = None
+    search: Search | None = field(default=None, hash=False)
+    large: tuple[Any, Search] | None = field(default=None, hash=False)
     """The default and the search for large images, where they are not the same as for small ones."""
     multiple: int | None = None
 
@@ -78,6 +68,17 @@ class Range(annotated_types.GroupedMetadata):
     def __str__(self) -> str:
         ends = {"from": self.least, "above": self.above, "to": self.most, "below": self.below}
         return " ".join(f"{k} {v:g}" for k, v in ends.items() if v is not None and abs(v) < 1e6)
+
+
+def valid_if(test: Callable[[Any], Any], words: str) -> AfterValidator:
+    """For an annotation: values for which ``test`` is true, which are ``words`` in error messages."""
+
+    def check(value: Any) -> Any:
+        if not test(value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
 
 
 Count = Annotated[int, Range(1, 10**9)]
@@ -106,17 +107,14 @@ def coerce(annotation: Any, value: Any, name: str, of: str = "", *, strict: bool
     Raises:
         InputError: the value is not of that type, or out of range.
     """
-    from pydantic import ValidationError
-
-    adapter, problem = _adapter(annotation), None
+    adapter, problems = _adapter(annotation), []
     for candidate in (value, *_plain(value)):
         try:
             return adapter.validate_python(candidate, strict=strict)
         except ValidationError as error:
-            problem = problem or error
-    assert problem is not None
-    hint = did_you_mean(value, _literals(annotation))
-    text = f"must be {_expected(problem)}, got {shown(value)}.{hint}"
+            problems.append(error)
+    choices = [str(c) for kind in _parts(annotation, Literal) for c in typing.get_args(kind)]
+    text = f"must be {_expected(problems[0])}, got {shown(value)}.{did_you_mean(value, choices)}"
     raise (InputError(f"{name} of {of} {text}") if of else InputError(text, name)) from None
 
 
@@ -131,8 +129,6 @@ def _plain(value: Any) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    from pydantic import ConfigDict, TypeAdapter
-
     return TypeAdapter(_checkable(annotation), config=ConfigDict(allow_inf_nan=False))
 
 
@@ -152,20 +148,11 @@ def _checkable(annotation: Any) -> Any:
     if annotation in (int, float, str, bool, Path, type(None), object, Any) or origin is Literal:
         return annotation
     if origin is None and isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
-        return Annotated[Any, _Instance(annotation)]
+        is_instance = valid_if(
+            lambda value: isinstance(value, annotation), f"an instance of {annotation.__name__}"
+        )
+        return Annotated[Any, is_instance]
     return Any  # a generic class or protocol, such as Dataset[Any], which others imitate
-
-
-@dataclass(frozen=True)
-class _Instance:
-    """That a value is an instance of a class; pydantic's own InstanceOf looks into dataclasses."""
-
-    cls: type
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.is_instance_schema(self.cls)
 
 
 WORDS = {
@@ -188,12 +175,13 @@ def _expected(error: ValidationError) -> str:
     return " or ".join(dict.fromkeys(found))
 
 
-def _literals(annotation: Any) -> list[str]:
-    """The values of Literal types in an annotation."""
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is Literal:
-        return [str(part) for part in parts]
-    return [name for part in parts for name in _literals(part)]
+def _parts(annotation: Any, wanted: Any) -> Iterator[Any]:
+    """The parts of an annotation that are ``wanted[…]``."""
+    if typing.get_origin(annotation) is wanted:
+        yield annotation
+    else:
+        for part in typing.get_args(annotation):
+            yield from _parts(part, wanted)
 
 
 class Setting(NamedTuple):
@@ -209,30 +197,23 @@ class Setting(NamedTuple):
             coerce(self.annotation, object(), self.name)
         except InputError as error:
             words = str(error.args[0]).removeprefix("must be ").partition(", got")[0]
-            return " ".join([words, *[str(found) for _, found in _ranges(self.annotation)][:1]]).rstrip()
+            return " ".join([words, *[str(found) for _, found in self._ranges()][:1]]).rstrip()
         return "anything"
 
     def space(self, size: Size = "small") -> dict[str, Any] | None:
-        """What a random search samples it from, if any does."""
-        for kind, found in _ranges(self.annotation):
+        """Its default and what a random search samples it from, if any does."""
+        for kind, found in self._ranges():
             default, search = self.default, found.search
             if size == "large" and found.large is not None:
                 default, search = found.large
             if search is not None:
-                more: dict[str, Any] = {"whole": True} if kind is int else {}
-                more |= {} if search.of is None else {"of": search.of}
-                return {"default": default, search.kind: list(search.values), **more}
+                return {"default": default, **search, **({"whole": True} if kind is int else {})}
         return None
 
-
-def _ranges(annotation: Any) -> Iterator[tuple[type, Range]]:
-    """The number types in an annotation, with their ranges."""
-    if typing.get_origin(annotation) is Annotated:
-        kind, *more = typing.get_args(annotation)
-        yield from ((kind, each) for each in more if isinstance(each, Range))
-    else:
-        for part in typing.get_args(annotation):
-            yield from _ranges(part)
+    def _ranges(self) -> Iterator[tuple[type, Range]]:
+        """The number types in the annotation, with their ranges."""
+        for kind, *metadata in map(typing.get_args, _parts(self.annotation, Annotated)):
+            yield from ((kind, each) for each in metadata if isinstance(each, Range))
 
 
 def settings(function: Callable[..., Any]) -> dict[str, Setting]:
@@ -240,23 +221,18 @@ def settings(function: Callable[..., Any]) -> dict[str, Setting]:
     if not inspect.isclass(function):
         return _declared(function)
     found: dict[str, Setting] = {}
-    for cls in function.__mro__:
-        if "__init__" in vars(cls) and cls is not object:
-            found = _declared(vars(cls)["__init__"]) | found
-            if not _variadic(vars(cls)["__init__"]):
-                break
+    for init in (vars(cls)["__init__"] for cls in function.__mro__[:-1] if "__init__" in vars(cls)):
+        found = _declared(init) | found
+        if _variadic(init) is None:
+            break
     return found
 
 
 @functools.cache
 def _declared(function: Callable[..., Any]) -> dict[str, Setting]:
     """The named parameters of a function, without ``self``."""
-    inner = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inspect.unwrap(inner.func)
-    names = getattr(inner, "__globals__", None) or vars(sys.modules.get(inner.__module__, types))
     return {
-        p.name: Setting(p.name, p.default, _annotation(p, names))
+        p.name: Setting(p.name, p.default, _annotation(p, function))
         for p in inspect.signature(function).parameters.values()
         if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in ("self", "cls")
     }
@@ -268,27 +244,28 @@ def _variadic(function: Callable[..., Any]) -> inspect.Parameter | None:
     return next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
 
 
-@functools.cache
-def options_type(function: Callable[..., Any]) -> type | None:
-    """The ``TypedDict`` of a function that takes ``**options: Unpack[…]``; ``None`` for others."""
-    if (variadic := _variadic(function)) is None or "Unpack[" not in str(variadic.annotation):
-        return None
-    found: type = typing.get_args(typing.get_type_hints(inspect.unwrap(function))[variadic.name])[0]
-    return found
-
-
-def _annotation(parameter: inspect.Parameter, names: Mapping[str, Any]) -> Any:
+def _annotation(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
     annotation = parameter.annotation
     if annotation is parameter.empty:
         number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
         return int | float if number else Any
     if not isinstance(annotation, str):
         return annotation
+    while isinstance(function, functools.partial):
+        function = function.func
     try:
-        holder = types.SimpleNamespace(__annotations__={"it": annotation})
-        return typing.get_type_hints(holder, dict(names), include_extras=True)["it"]
+        return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
     except Exception:  # a name that is imported for type checkers only
         return Any
+
+
+@functools.cache
+def options_type(function: Callable[..., Any]) -> type | None:
+    """The ``TypedDict`` of a function that takes ``**options: Unpack[…]``; ``None`` for others."""
+    if (variadic := _variadic(function)) is None or "Unpack[" not in str(variadic.annotation):
+        return None
+    found: type = typing.get_args(_annotation(variadic, function))[0]
+    return found
 
 
 def check(
@@ -306,25 +283,22 @@ def search_space(function: Callable[..., Any], size: Size = "small") -> dict[str
     return {name: space for name, space in spaces.items() if space is not None}
 
 
-@functools.cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """What each argument may be, those of ``**options: Unpack[…]`` included."""
-    options = options_type(function)
-    found = {} if options is None else typing.get_type_hints(options, include_extras=True)
-    return found | {name: setting.annotation for name, setting in _declared(function).items()}
-
-
 def checked(function: Function) -> Function:
     """Check the arguments of a function or a constructor, by name and by type, whenever it is called."""
     signature, variadic = inspect.signature(function), _variadic(function)
-    method = "self" in signature.parameters
+
+    @functools.cache
+    def hints() -> dict[str, Any]:
+        options = options_type(function)
+        found = {} if options is None else typing.get_type_hints(options, include_extras=True)
+        return found | {name: setting.annotation for name, setting in _declared(function).items()}
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        hints, of = _hints(function), type(args[0]).__name__ if method else ""
+        of = type(args[0]).__name__ if "self" in signature.parameters else ""
         if variadic is None or options_type(function):
-            for name in kwargs.keys() - hints.keys():
-                near = did_you_mean(name, hints)
+            for name in kwargs.keys() - hints().keys():
+                near = did_you_mean(name, hints())
                 raise InputError(f"{of or function.__name__} has no option {shown(name)}.{near}")
         try:
             bound = signature.bind(*args, **kwargs)
@@ -332,7 +306,7 @@ def checked(function: Function) -> Function:
             raise InputError(f"{of or function.__name__}: {error}.") from None
 
         def good(name: str, value: Any) -> Any:
-            return coerce(hints[name], value, name, of) if name in hints else value
+            return coerce(hints()[name], value, name, of) if name in hints() else value
 
         for name, value in bound.arguments.items():
             if variadic is not None and name == variadic.name:

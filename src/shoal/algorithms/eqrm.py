@@ -16,7 +16,7 @@ from shoal.data.batch import MetaBatch, Task
 from shoal.penalties import Blocks, quantile_risk
 from shoal.settings import Range, log10, uniform
 
-START = log10(2.5, 3.5)._replace(of=USUAL_STEPS)
+START = {"log10": [2.5, 3.5], "of": USUAL_STEPS}
 
 
 class EQRM(Algorithm):

@@ -15,7 +15,7 @@ from shoal.models import FeatureModel
 from shoal.penalties import FishrVariances, fishr
 from shoal.settings import Range, log10, uniform
 
-START = uniform(0, USUAL_STEPS)._replace(of=USUAL_STEPS)
+START = {"uniform": [0, USUAL_STEPS], "of": USUAL_STEPS}
 CLOSED_FORM = "Fishr's closed form needs"
 
 

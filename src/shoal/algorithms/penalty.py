@@ -19,7 +19,7 @@ FRACTION = Range(0, 2)
 """Of the training; more than 1 is after its end: never."""
 Steps = Annotated[int, STEPS] | Annotated[float, FRACTION]
 LateSteps = (
-    Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=log10(0, 4)._replace(of=USUAL_STEPS))]
+    Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search={"log10": [0, 4], "of": USUAL_STEPS})]
 )
 """Searched as DomainBed does for IRM and VREx: 1 to 10,000 steps of 5,000."""
 Weight = Annotated[float, Range(0, search=log10(-1, 1))]

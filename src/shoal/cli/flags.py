@@ -55,7 +55,7 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
                 if name in option.option.commands.split():
                     group = FIRST if option.name in first else _group_of(option.name)
                     default = False if option.option.default is False else None
-                    parameters.append(_flag(option.name, option.type, group, option.describe(name), default))
+                    parameters.append(_flag(option.name, option.type, group, option.describe(), default))
         elif each.name != "progress":
             kinds[each.name] = hints[each.name]
             several = any(typing.get_origin(leaf) is Sequence for leaf in _leaves(hints[each.name]))
