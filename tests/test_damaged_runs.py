@@ -17,6 +17,7 @@ import pytest
 
 import shoal
 from shoal.cli.app import main
+from shoal.experiments.store import Store
 from shoal.files import dump_yaml, parse_yaml
 
 CASES = int(os.environ.get("SHOAL_DAMAGES", "12"))
@@ -113,7 +114,7 @@ def test_a_bad_run_is_named_and_the_others_shown(runs: Path, tmp_path: Path) -> 
     shutil.copytree(runs / "runs", tmp_path, dirs_exist_ok=True)
     (tmp_path / "finished" / "record.json").write_text('{"run": 3}')
     with pytest.warns(UserWarning, match="finished/record.json"):
-        frame = shoal.results(tmp_path)
+        frame = Store(tmp_path).frame()
     assert frame["path"].tolist() == ["good/record.json"]
     with pytest.raises(shoal.InputError, match=r"finished/record\.json"):
         shoal.report(tmp_path / "finished", tmp_path / "page.html")

@@ -15,6 +15,7 @@ from shoal.algorithms import Algorithm, algorithm_class
 from shoal.api.listing import listing
 from shoal.cli import main
 from shoal.errors import InputError
+from shoal.experiments.store import Store
 from shoal.registry import ALGORITHMS
 
 METHOD = '''
@@ -111,7 +112,7 @@ def test_trained_and_compared_like_shoals_own(installed: Path, monkeypatch: pyte
     compared = shoal.compare("my-data", algorithms=names, **few, **options, out="all")
     assert set(compared.to_frame().index) == {"my-method", "erm"}
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(installed)])
-    assert "my-method" in set(shoal.results("all")["algorithm"])  # where the package is not installed
+    assert "my-method" in set(Store("all").frame()["algorithm"])  # where the package is not installed
     with pytest.raises(InputError, match="unknown algorithm 'my-method'"):
         shoal.train("my-method", "linear", **options)
 

@@ -23,7 +23,7 @@ from shoal.cli import main
 
 FUNCTIONS = (
     *("fit", "train", "compare", "diagnose", "sweep", "load", "predict", "score", "export", "soup"),
-    *("report", "results", "evaluate"),
+    "report",
 )
 MODULES = (
     *("algorithms", "data", "gradients", "integrations.lightning", "integrations.transformers", "models"),

@@ -11,6 +11,7 @@ import pytest
 import shoal
 from shoal.errors import InputError
 from shoal.experiments import execute
+from shoal.experiments.store import Store
 
 TINY: dict[str, Any] = {"seeds": 1, "search": 1, "steps": 2, "eval_every": 1, "device": "cpu", "jobs": 1}
 TINY |= {"data_options": {"per_domain": 100}}
@@ -53,7 +54,7 @@ def test_failed_runs_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(result.to_frame()["status"]) == {"missing", "scored"}
     with pytest.raises(ChildProcessError, match=r"every run failed, such as: OSError: no space\."):
         shoal.sweep("linear", algorithms="fish", out=tmp_path / "none", **short)
-    assert set(shoal.results(tmp_path / "none")["status"]) == {"failed"}
+    assert set(Store(tmp_path / "none").frame()["status"]) == {"failed"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.api.compare import compare as compare
     from shoal.api.diagnose import Diagnosis as Diagnosis
     from shoal.api.diagnose import diagnose as diagnose
-    from shoal.api.evaluate import evaluate as evaluate
     from shoal.api.export import export as export
     from shoal.api.fit import Fit as Fit
     from shoal.api.fit import fit as fit
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from shoal.api.predict import predict as predict
     from shoal.api.report import Report as Report
     from shoal.api.report import report as report
-    from shoal.api.results import results as results
     from shoal.api.score import Score as Score
     from shoal.api.score import score as score
     from shoal.api.soup import Soup as Soup
@@ -48,12 +46,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "shoal.api.compare": ("Comparison", "compare"),
     "shoal.api.diagnose": ("Diagnosis", "diagnose"),
-    "shoal.api.evaluate": ("evaluate",),
     "shoal.api.export": ("export",),
     "shoal.api.fit": ("Fit", "fit"),
     "shoal.api.predict": ("Predictions", "predict"),
     "shoal.api.report": ("Report", "report"),
-    "shoal.api.results": ("results",),
     "shoal.api.score": ("Score", "score"),
     "shoal.api.soup": ("Soup", "soup"),
     "shoal.api.sweep": ("Sweep", "sweep"),

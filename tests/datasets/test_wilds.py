@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import torch
 
-import shoal
 from imitations.wilds import WILDS
 from shoal import datasets
 from shoal.api.data import check
@@ -174,8 +173,6 @@ def test_scores_are_the_packages(
         scores, _ = predictions.evaluate(data, split, predictions.read(path, data.classes))
         for ours, called in SCORES[name].items():
             assert scores.more[ours] == pytest.approx(expected[called], abs=1e-6), (split, ours)
-    (found,) = shoal.evaluate([path], data_options={"folder": str(wilds_root)}).to_dict()["files"]
-    assert found["metrics"] == pytest.approx(dict(scores.more))
 
 
 # Where they are found, and what is wrong with files

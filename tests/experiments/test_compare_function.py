@@ -24,6 +24,7 @@ from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
+from shoal.experiments.store import Store
 from shoal.training.calibration import fit_temperature
 
 FEW: dict[str, Any] = {"algorithms": ["erm", "fish"], "seeds": 1, "search": 1, "steps": 5, "batch_size": 8}
@@ -275,7 +276,7 @@ def test_only_what_is_missing_or_failed_runs(in_process: Any) -> None:
     in_process(stop_in_fish)
     with pytest.raises(KeyboardInterrupt):
         shoal.compare(file, **OF_TABLE, **FEW)
-    (first,) = shoal.results("shoal-compare")["identity"]
+    (first,) = Store("shoal-compare").frame()["identity"]
     in_process(fail_in_erm)
     found = shoal.compare(file, **OF_TABLE, **FEW)
     assert {first, *ran} == {*found.result["identities"]}

@@ -112,7 +112,7 @@ def test_seeds_of_which_one_fails_and_is_repeated(monkeypatch: pytest.MonkeyPatc
         result = shoal.train("erm", "linear", **SHORT, seeds=2, jobs=1)
     assert list(result.problems) == ["seed 1: RuntimeError: no memory"]
     assert "seed 1: RuntimeError: no memory" in str(result)
-    assert shoal.results("run").set_index("seed")["status"].to_dict() == {0: "finished", 1: "failed"}
+    assert Store("run").frame().set_index("seed")["status"].to_dict() == {0: "finished", 1: "failed"}
     again = shoal.train("erm", "linear", **SHORT, seeds=2, jobs=1)
     assert [r.status for r in again.records] == ["finished", "finished"]
     assert {p.name for p in Path("run").iterdir()} == {"seed-0", "seed-1"}

@@ -145,7 +145,7 @@ def save(folder: Path, *records: RunRecord) -> None:
 
 def test_a_row_has_settings_and_scores(tmp_path: Path) -> None:
     save(tmp_path, measured(FISH))
-    (row,) = shoal.results(tmp_path).to_dict("records")
+    (row,) = Store(tmp_path).frame().to_dict("records")
     expected = {
         **{"dataset": "digits", "algorithm": "fish", "name": "Fish", "held_out": "15°", "seed": 0},
         **{"status": "finished", "metric": "accuracy", "step": 50, "steps": 200, "lr": 0.01},
@@ -171,7 +171,7 @@ def test_stores_and_run_folders_at_any_depth_in_a_fixed_order(tmp_path: Path) ->
     path.write_text(json.dumps(measured(replace(ERM, seed=2)).to_dict()))
     for other in ("seeds.json", "x.plan.json", "compare-x.json"):
         (tmp_path / other).write_text("[]")
-    frame = shoal.results(str(tmp_path))
+    frame = Store(str(tmp_path)).frame()
     names = [["Fish", 1], ["Fish", 3], ["Fish", 2], ["erm", 1], ["erm", 2], ["plain", 0]]
     assert frame[["name", "seed"]].values.tolist() == names
     assert frame["path"].iloc[4] == "seeds/seed-2/record.json"
@@ -192,7 +192,7 @@ def test_files_that_are_no_records_are_named(content: str, tmp_path: Path) -> No
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "record.json").write_text(content)
     with pytest.warns(UserWarning, match="is not a run record") as caught:
-        frame = shoal.results(tmp_path)
+        frame = Store(tmp_path).frame()
     assert frame["algorithm"].tolist() == ["fish"]
     (warning,) = caught
     assert all(str(path) in str(warning.message) for path in (store.path(TINY), tmp_path / "a/record.json"))
@@ -200,16 +200,16 @@ def test_files_that_are_no_records_are_named(content: str, tmp_path: Path) -> No
 
 def test_no_runs_no_folder_and_runs_of_fit(tmp_path: Path) -> None:
     """The data of `fit` are not recorded, so that equal options do not make them the same run."""
-    frame = shoal.results(tmp_path)
+    frame = Store(tmp_path).frame()
     assert len(frame) == 0
     assert {"algorithm", "held_out", "test"} <= set(frame)
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match=r"there is no folder '.*nowhere'"):
-        shoal.results(tmp_path / "nowhere")
+        Store(tmp_path / "nowhere").frame()
     data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
     same: dict[str, Any] = {"test": data, "steps": 4, "progress": False, "device": "cpu"}
     for name in ("one", "two"):
         shoal.fit("erm", torch.nn.Linear(3, 2), data, folder=tmp_path / name, **same)
-    frame = shoal.results(tmp_path)
+    frame = Store(tmp_path).frame()
     assert frame["steps"].tolist() == [4, 4]
     assert frame["test"].between(0, 1).all()

@@ -240,8 +240,8 @@ def fit(
             ``regression``. ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,),
             with one logit each; it is inferred from a binary cross-entropy as ``loss``. ``ordinal`` is
             classification with ordered classes, which adds two metrics.
-        folder: folder for the log, checkpoints, trained weights and record, which :func:`shoal.results` and
-            ``shoal report`` read. Ctrl-C and SIGTERM then finish the step and save it.
+        folder: folder for the log, checkpoints, trained weights and record, which ``shoal report`` and
+            :class:`~shoal.experiments.store.Store` read. Ctrl-C and SIGTERM then finish the step and save it.
         resume: resume from the latest checkpoint in the folder; all other arguments must be the same.
         **options: options of the training, such as ``steps`` and ``lr``: see
             :class:`~shoal.options.FitOptions`.

@@ -234,7 +234,7 @@ class PairedScores(Result):
 
 
 def _filled(line: str) -> str:
-    return textwrap.fill(clean(line), 100)
+    return textwrap.fill(clean(line), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -149,7 +149,13 @@ class Store:
         return [replace(record, config=config) for config, record in pairs if record is not None]
 
     def frame(self) -> pandas.DataFrame:
-        """Return the runs in the folder and its subfolders, one row per run; see :func:`shoal.results`."""
+        """Return the runs in the folder and its subfolders, one row per run.
+
+        Of several records of the same run, the newest counts. ``test``, ``validation`` and ``train`` are the
+        scores at the selected step, ``test_last`` and so on those at the last step, ``test.X`` that of domain
+        or metric X. ``settings.X``, ``data.X``, ``model.X`` and ``optimizer.X`` are options; other columns
+        are fields of the configuration. Files that are no records give a warning.
+        """
         import pandas
 
         if not self.folder.is_dir():

@@ -26,7 +26,6 @@ __all__ = [
     "FeatureModel",
     "build",
     "freeze_batchnorm",
-    "maker",
     "options_of",
     "parameter_groups",
     "registry",

@@ -47,7 +47,7 @@ def check(options: Mapping[str, Any]) -> None:
     elif options.get("freeze_batchnorm") is False:
         raise InputError("freeze_batchnorm=False, but lora= trains adapters and the head only.")
     elif importlib.util.find_spec("peft") is None:
-        raise InputError("LoRA requires peft: pip install 'shoal[lora]'.")
+        raise InputError("LoRA requires peft: pip install 'shoal[peft]'.")
 
 
 def inject(
