@@ -45,7 +45,6 @@ ALGORITHMS = (
     "pgrad",
     "mixup",
 )
-SEEDS, TRIALS = 2, 2
 
 
 def embedded(frame: pd.DataFrame, column: str, encoder: Path, device: str) -> pd.DataFrame:
@@ -73,11 +72,21 @@ def embedded(frame: pd.DataFrame, column: str, encoder: Path, device: str) -> pd
     return pd.concat([frame.drop(columns=column).reset_index(drop=True), numbers], axis=1)
 
 
-def run(data: Path, encoder: Path | None, out: Path, jobs: int, device: str) -> None:
+def run(
+    data: Path,
+    encoder: Path | None,
+    out: Path,
+    jobs: int,
+    device: str,
+    names: list[str],
+    seeds: int,
+    trials: int,
+) -> None:
     import shoal
 
     out.mkdir(parents=True, exist_ok=True)
-    for name, (label, domain, text, metric) in DATASETS.items():
+    for name in names:
+        label, domain, text, metric = DATASETS[name]
         began = time.monotonic()
         source: Any = "heart"
         options: dict[str, Any] = {}
@@ -95,8 +104,8 @@ def run(data: Path, encoder: Path | None, out: Path, jobs: int, device: str) -> 
             **options,
             algorithms=ALGORITHMS,
             metric=metric,
-            seeds=SEEDS,
-            search=TRIALS,
+            seeds=seeds,
+            search=trials,
             exhaustive=True,
             device="cpu",
             jobs=jobs,
@@ -229,10 +238,22 @@ def main() -> None:
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--jobs", type=int, default=2)
     running.add_argument("--device", default="cpu", help="of the encoder")
+    running.add_argument("--only", nargs="+", choices=DATASETS, default=list(DATASETS))
+    running.add_argument("--seeds", type=int, default=2)
+    running.add_argument("--trials", type=int, default=2)
     commands.add_parser("table").add_argument("archive", type=Path)
     given = parser.parse_args()
     if given.command == "run":
-        run(given.data, given.encoder, given.out, given.jobs, given.device)
+        run(
+            given.data,
+            given.encoder,
+            given.out,
+            given.jobs,
+            given.device,
+            given.only,
+            given.seeds,
+            given.trials,
+        )
     else:
         print(table(given.archive))
 
