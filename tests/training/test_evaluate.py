@@ -18,10 +18,8 @@ from torch import Tensor, nn
 import shoal
 from shoal.data import DomainData, Domains, Task, TensorData
 from shoal.errors import InputError
-from shoal.training import predictions
 from shoal.training.evaluate import Evaluator, Scores
 from shoal.training.metrics import METRICS, metric
-from shoal.training.predictions import Named
 
 
 def network(outputs: int = 3, *between: nn.Module) -> nn.Sequential:
@@ -72,7 +70,7 @@ class Scripted:
         return self.values.pop(0)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 1000])
+@pytest.mark.parametrize("batch", [7, 1000])
 def test_measures_are_those_of_what_the_model_predicts(batch: int) -> None:
     data = example_data()
     model = network()
@@ -170,14 +168,11 @@ def test_the_best_is_the_best_by_the_metric(values: tuple[float, ...], higher: b
     torch.testing.assert_close(run.model.state_dict(), again.model.state_dict(), rtol=0, atol=0)
 
 
-def test_patience_waits_for_the_metric() -> None:
+def test_patience_and_the_plateau_of_a_warm_start_wait_for_the_metric() -> None:
     script = Scripted(0.1, 0.5, 0.4, math.nan, 0.3, 0.9)
     run = fit(network(), example_data(), metric=script, patience=3)
     assert [p.step for p in run.history] == [1, 2, 3, 4, 5]
     assert run.selected.step == 2
-
-
-def test_a_plateau_is_one_of_the_metric() -> None:
     script = Scripted(0.1, 0.2, 0.15, 0.15, 0.15, 0.15, 0.15, *[0.0] * 6)
     run = fit(network(), example_data(), metric=script, warm_start="plateau", batch_size=100)
     assert len(run.warm_up) == 7
@@ -224,8 +219,7 @@ def test_of_a_sample_the_average_is_over_all_examples_and_what_selects_over_doma
         assert (found.average, found.selection_score) == pytest.approx((30 / 330, 0.5))
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("size", "own"), [(7, False), (1, True), (7, True), (1000, True)])
 def test_the_loss_is_a_mean_over_domains(size: int, own: bool) -> None:
     """Also of a loss that Shoal knows nothing of, whatever is in a batch."""
     data, model = example_data(), network()
@@ -271,53 +265,21 @@ def test_wrong_metrics_are_refused_before_training(classes: int | None, outputs:
 # Predictions
 
 
-def test_predictions_are_of_the_selected_weights_in_order_of_index(tmp_path: Path) -> None:
-    data = example_data()
-    run = fit(network(), data, folder=tmp_path, predictions="mine", eval_limit=10, seed=3)
-    assert run.selected.step < 6 or run.last.step == 6
-    names = sorted(p.name for p in (tmp_path / "predictions").iterdir())
-    assert names == [
-        "mine_split:test_seed:3_epoch:best_pred.csv",
-        "mine_split:val_seed:3_epoch:best_pred.csv",
-    ]
-    classes = run.model(data.examples.x).argmax(1).numpy()  # type: ignore[attr-defined]
-    for name, split in zip(names, ("test", "validation"), strict=True):
-        which = np.unique(data.splits[split].indices)
-        assert (tmp_path / "predictions" / name).read_text() == "".join(f"{c}\n" for c in classes[which])
-        scores, others = predictions.evaluate(data, split, classes[which])
-        assert others == {}
-        assert scores.average == (classes[which] == data.examples.y.numpy()[which]).mean()  # type: ignore[attr-defined]
-
-
-def test_real_numbers_come_back_as_they_were(tmp_path: Path) -> None:
-    data = example_data(None, ("Pearson r", "worst-group mse"))
-    run = fit(network(1), data, folder=tmp_path, predictions=True)
-    path = tmp_path / "predictions" / "data_split:test_seed:0_epoch:best_pred.csv"
-    values = predictions.read(path, None)
-    which = data.splits["test"].examples()
-    output = run.model(data.examples.x).detach().numpy()[which, 0]  # type: ignore[attr-defined]
-    np.testing.assert_allclose(values, output, rtol=1e-5)
-    scores, _ = predictions.evaluate(data, "test", values)
-    assert dict(scores.more) == pytest.approx(run.scores().more, rel=1e-5)
-
-
-def test_names_of_files_say_what_they_are_of() -> None:
-    named = Named("rotated-digits", "id_validation", "fold", "A")
-    assert predictions.file_name(named) == "rotated-digits_split:id_val_fold:A_epoch:best_pred.csv"
-    assert predictions.parse_name(predictions.file_name(named)) == named
-    assert predictions.parse_name(predictions.file_name(named).replace(":", "-")) == named
-    odd = Named("a_split_b", "oracle", "seed", "12")
-    assert predictions.parse_name(predictions.file_name(odd)) == odd
-    assert predictions.parse_name("mine.csv") is None
-
-
-def test_predictions_that_are_none(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    for text, classes, wrong in (("0\n3\n", 3, "line 2: '3'"), ("1.5", 3, "'1.5'"), ("nan", None, "'nan'")):
-        path.write_text(text)
-        with pytest.raises(InputError, match=wrong):
-            predictions.read(path, classes)
-    path.write_text("1\n\n2.0\n")
-    assert predictions.read(path, 3).tolist() == [1, 2]
-    with pytest.raises(InputError, match="there are 2 predictions for 200 examples of split 'test'"):
-        predictions.evaluate(example_data(), "test", np.zeros(2))
+@pytest.mark.parametrize("classes", [3, None])
+def test_predictions_are_of_the_selected_weights_in_order_of_index(
+    tmp_path: Path, classes: int | None
+) -> None:
+    """Numbers come back as they were."""
+    data = example_data(classes)
+    options = {"predictions": "mine", "eval_limit": 10, "seed": 3}
+    run = fit(network(classes or 1), data, folder=tmp_path, **options)
+    names = {split: f"mine_split:{split}_seed:3_epoch:best_pred.csv" for split in ("test", "val")}
+    assert {p.name for p in (tmp_path / "predictions").iterdir()} == set(names.values())
+    with torch.inference_mode():
+        output = run.model(data.examples.x).numpy()  # type: ignore[attr-defined]
+    for split, name in names.items():
+        which = np.unique(data.splits[split.replace("val", "validation")].indices)
+        values = np.loadtxt(tmp_path / "predictions" / name)
+        np.testing.assert_allclose(
+            values, output[which].argmax(1) if classes else output[which, 0], rtol=1e-5
+        )

@@ -209,8 +209,8 @@ def _evaluated(config: RunConfig, folder: Path) -> _Fold:
     setup.model.load_state_dict(model.model.state_dict())
     evaluator = setup.evaluator_of(["test"], {"test": EXAMPLES})
     with closing(evaluator.loader):
-        outputs, labels = evaluator.outputs(setup.model)["test"]
-    return _Fold(config, model, setup.data, evaluator.which["test"], outputs, labels)
+        found = evaluator.rows(setup.model, ["output", "y"])["test"]
+    return _Fold(config, model, setup.data, evaluator.which["test"], found["output"], found["y"])
 
 
 def _outputs(model: Any, x: torch.Tensor) -> Array:

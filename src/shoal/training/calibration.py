@@ -122,7 +122,8 @@ def calibrated(setup: Setup) -> dict[str, Any] | None:
         return None
     evaluator = setup.evaluator_of(["validation"], {"validation": EXAMPLES})
     with contextlib.closing(evaluator.loader):
-        logits, labels = evaluator.outputs(setup.model)["validation"]
+        rows = evaluator.rows(setup.model, ["output", "y"])["validation"]
+    logits, labels = rows["output"], rows["y"]
     known = (labels >= 0) & (labels < logits.shape[1]) & np.isfinite(logits).all(1)
     return calibration(logits[known], labels[known]) if known.any() else None
 

@@ -28,8 +28,8 @@ MOST_DOMAINS = 5000
 FEW_DOMAINS = 1000
 """Metrics in each domain are computed of test splits with no more domains."""
 SAMPLE = 41  # what a key is for
-Watch = Callable[[str, int, int], None]
-"""Called between batches with the split, how many of its examples are done, and their number."""
+Rows = dict[str, np.ndarray]
+"""What is known of the examples of a split: arrays with a row for each."""
 
 
 @dataclass(frozen=True)
@@ -127,34 +127,32 @@ def scored(
     by_domain: bool = False,
 ) -> Scores:
     """The scores of an outcome, by domain and by every metric; ``by_domain``: also metrics in each domain."""
-    metrics, domains = list(metrics), len(outcome.groups)
+    metrics, groups = list(metrics), outcome.groups
+    each: dict[str, dict[str, float | None]] = {}
+    if by_domain and 1 < len(groups) <= FEW_DOMAINS:
+        within = [m for m in metrics if m.name in METRICS and m.over_groups is None and m.needs != "loss"]
+        each = {m.name: {} for m in within}
+        for number, name in enumerate(groups.names):
+            which = groups.indices_of(number)
+            one = outcome.rows(which, Domains.from_sizes({name: len(which)}))
+            for m in within:
+                each[m.name][name] = value if math.isfinite(value := m(one)) else None
     return Scores(
         metric=default_metric(kind),
-        names=tuple(outcome.groups.names),
+        names=tuple(groups.names),
         values=tuple(outcome.group_points.tolist()),
-        sizes=tuple(outcome.groups.sizes.tolist()),
+        sizes=tuple(groups.sizes.tolist()),
         average=outcome.average,
         loss=outcome.loss,
         more={m.name: m(outcome) for m in metrics},
         selects=selects.name if selects else None,
         higher=selects.higher if selects else None,
         sampled=sampled,
-        by_domain=_each_domain(outcome, metrics) if by_domain and 1 < domains <= FEW_DOMAINS else {},
+        by_domain=each,
     )
 
 
-def _each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
-    """Each metric in each domain, ``None`` where it is undefined; without those that are of groups."""
-    metrics = [m for m in metrics if m.name in METRICS and m.by_group is None and m.needs != "loss"]
-    found: dict[str, dict[str, float | None]] = {m.name: {} for m in metrics}
-    for number, name in enumerate(outcome.groups.names):
-        which = outcome.groups.indices_of(number)
-        one = outcome.rows(which, Domains.from_sizes({name: len(which)}))
-        for metric in metrics:
-            found[metric.name][str(name)] = value if math.isfinite(value := metric(one)) else None
-    return found
-
-
+@dataclass
 class Evaluator:
     """Scores a model in every domain of every split; each example is passed once, whatever domains it is in.
 
@@ -164,94 +162,82 @@ class Evaluator:
         metrics: metrics to compute besides the default one.
         selects: the metric that selects weights.
         uncounted: groups that are never the worst.
-        watch: called before each batch, to show progress.
+        watch: called before each batch with the split, how many of its examples are done, and their number.
         enter: applied to inputs on the device.
         label_scale: mean and scale by which the label of a regression was standardized; scores are in its own
             units.
     """
 
-    def __init__(
-        self,
-        examples: Any,
-        splits: Mapping[str, Domains],
-        *,
-        task: Task,
-        loss: Loss | None = None,
-        batch_size: int = 1024,
-        workers: int = 0,
-        limits: Mapping[str, int] | None = None,
-        processes: Processes | None = None,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        metrics: Sequence[Metric] = (),
-        selects: Metric | None = None,
-        uncounted: frozenset[str] = frozenset(),
-        watch: Watch | None = None,
-        enter: Callable[[Any], Any] | None = None,
-        label_scale: tuple[float, float] = (0.0, 1.0),
-    ) -> None:
-        limits = limits or {}
-        labels = class_labels(examples) if limits and task.is_classification else None
+    examples: Any
+    splits: Mapping[str, Domains]
+    task: Task
+    loss: Loss | None = None
+    batch_size: int = 1024
+    workers: int = 0
+    limits: Mapping[str, int] | None = None
+    processes: Processes = field(default_factory=lambda: Processes("cpu"))
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    metrics: Sequence[Metric] = ()
+    selects: Metric | None = None
+    uncounted: frozenset[str] = frozenset()
+    watch: Callable[[str, int, int], Any] = lambda *_: None
+    enter: Callable[[Any], Any] | None = None
+    label_scale: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        limits = self.limits or {}
+        labels = class_labels(self.examples) if limits and self.task.is_classification else None
         self.sets = {
             name: _Set.of(sample(d, limits[name], labels) if name in limits else d, d)
-            for name, d in splits.items()
+            for name, d in self.splits.items()
         }
         self.which = {name: own.which for name, own in self.sets.items()}
-        self.task, self.loss, self.autocast, self.watch = task, loss, autocast, watch or (lambda *_: None)
-        self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
-        self.label_scale, self.batch_size = label_scale, batch_size
-        self.terms = None if loss is None else find_terms(loss)
+        self.terms = None if self.loss is None else find_terms(self.loss)
         self.ignored = self.terms.ignore_index if self.terms else None
-        self.processes = processes or Processes("cpu")
         index, count = self.processes.index, self.processes.count
-        self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
+        self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, self.batch_size)
         self.loader = MetaBatchLoader(
-            examples,
+            self.examples,
             self.plan,
-            workers=workers,
+            workers=self.workers,
             device=self.processes.device,
             stop=len(self.plan.batches),
-            enter=enter,
+            enter=self.enter,
         )
 
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
         wanted = {m.needs for m in self.metrics} & {"class", "output", "counts"}
-        if wanted - {"counts"}:
-            wanted.add("y")
-        found = self._pass(model, ["points", *sorted(wanted), *["loss"] * (self.loss is not None)])
-        return {name: self._scores(name, parts) for name, parts in found.items()}
+        wanted |= {"y"} if wanted - {"counts"} else set()
+        wanted |= {"loss"} if self.loss is not None else set()
+        found = self.rows(model, ["points", *sorted(wanted)])
+        return {name: self._scores(name, rows) for name, rows in found.items()}
 
-    def predict(self, model: nn.Module) -> dict[str, np.ndarray]:
-        """For every split what is predicted of each example, in order of index.
+    def rows(self, model: nn.Module, wanted: Sequence[str]) -> dict[str, Rows]:
+        """What is wanted of the examples of every split, in order of index.
 
-        That is the class, or one for each position; 0 or 1 for each of several labels; in regression the
-        output.
+        Args:
+            model: model to evaluate.
+            wanted: ``output``, ``y`` (labels), ``class`` (what is predicted: the class, or one for each
+                position, or 0 or 1 for each of several labels; in regression the output), and what scores are
+                computed from: ``points``, ``loss`` and ``counts``.
         """
-        what = "output" if self.task.kind == "regression" else "class"
-        return {name: parts[what] for name, parts in self._pass(model, [what]).items()}
-
-    def outputs(self, model: nn.Module) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """For every split the outputs of the model and the labels, in order of index."""
-        found = self._pass(model, ["output", "y"])
-        return {name: (parts["output"], parts["y"]) for name, parts in found.items()}
-
-    def _pass(self, model: nn.Module, wanted: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
-        """For every split arrays with a row per example."""
         index, count = self.processes.index, self.processes.count
-        rows: dict[str, dict[str, list[Tensor]]] = {s: {w: [] for w in wanted} for s in self.sets}
+        parts: dict[str, dict[str, list[Tensor]]] = {s: {w: [] for w in wanted} for s in self.sets}
         done = dict.fromkeys(self.sets, 0)
-        with torch.inference_mode(), _evaluating(model):
+        with torch.inference_mode(), evaluating(model):
             for (split, size), batch in zip(self.plan.batches, self.loader, strict=True):
                 own = self.sets[split]
                 self.watch(split, done[split] * count, len(own.which))
                 domain = own.domain[index::count][done[split] : done[split] + size]
-                output = self._output(model, batch.x)
-                for what in wanted:
-                    rows[split][what].append(self._part(what, output, batch, domain))
+                for what, rows in self._batch_rows(model, batch, domain, wanted).items():
+                    parts[split][what].append(rows)
                 done[split] += size
-            found = {s: {w: torch.cat(p).cpu().numpy() for w, p in r.items() if p} for s, r in rows.items()}
+            found = {
+                s: {w: torch.cat(p).cpu().numpy() for w, p in own.items() if p} for s, own in parts.items()
+            }
         return found if count == 1 else self._gathered(found)
 
-    def _gathered(self, found: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
+    def _gathered(self, found: dict[str, Rows]) -> dict[str, Rows]:
         """The rows of all processes, of which each has every n-th."""
         every: list[Any] = [None] * self.processes.count
         torch.distributed.all_gather_object(every, found)
@@ -261,22 +247,42 @@ class Evaluator:
                 for index, other in enumerate(every):
                     whole[index :: len(every)] = other[split].get(what, 0)
                 first[what] = whole
-        result: dict[str, dict[str, np.ndarray]] = every[0]
+        result: dict[str, Rows] = every[0]
         return result
 
-    def _part(self, what: str, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
-        """What is needed of a batch of outputs: a row per example."""
-        y, kind = batch.y, widest(batch.y.device)
-        if what == "points":  # and how many labels count
-            score = (output - y).square() if self.task.kind == "regression" else self._class(output) == y
-            counted = self._counted(y)
-            score, counts = (score.to(kind) * counted).reshape(len(y), -1), counted.reshape(len(y), -1).sum(1)
-            return torch.stack([score.sum(1) / counts.clamp(min=1), counts], 1)
-        if what == "loss":
-            return self._losses(output, batch, domain).to(kind)
-        if what == "counts":
-            return self._counts(self._class(output), y)
-        return y if what == "y" else output if what == "output" else self._class(output)
+    def _batch_rows(
+        self, model: nn.Module, batch: MetaBatch, domain: np.ndarray, wanted: Sequence[str]
+    ) -> dict[str, Tensor]:
+        y, kind, wide = batch.y, self.task.kind, widest(batch.y.device)
+        try:
+            with self.autocast():
+                output = full_precision(call(model, batch.x))
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"{self.batch_size:,} examples per evaluation batch do not fit in memory; set a smaller one.",
+                "eval_batch",
+            ) from error
+        if kind == "regression":
+            predicted, score = output, (output - y).square()
+        else:
+            predicted = ((output > 0) if kind == "multilabel" else output.argmax(1)).int()
+            score = predicted == y
+        counted = torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y != self.ignored
+        number = counted.reshape(len(y), -1).sum(1)
+        mean = (score.to(wide) * counted).reshape(len(y), -1).sum(1) / number.clamp(min=1)
+        found = {"y": y, "output": output, "class": predicted, "points": torch.stack([mean, number], 1)}
+        if "loss" in wanted:
+            found["loss"] = self._losses(output, batch, domain).to(wide)
+        if (
+            "counts" in wanted
+        ):  # positions that are right, true and predicted in each class; one more is ignored
+            classes = self.task.classes or 0
+            true, claimed = y.where(counted, classes), predicted.long().where(counted, classes)
+            right = true.where(true == claimed, classes)
+            flat = torch.stack([right, true, claimed], 1).long().reshape(len(y), 3, -1)
+            counts = flat.new_zeros(len(y), 3, classes + 1).scatter_add_(2, flat, torch.ones_like(flat))
+            found["counts"] = counts[:, :, :classes]
+        return {what: found[what] for what in wanted}
 
     def _losses(self, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
         """(B, 2): the loss of each example and what the mean divides it by.
@@ -293,67 +299,41 @@ class Evaluator:
             both[rows, 0] = self.loss(output[rows], batch.y[rows]).to(both.dtype)
         return both
 
-    def _class(self, output: Tensor) -> Tensor:
-        """The predicted classes; in the multi-label task 1 for each label whose logit is positive."""
-        return (output > 0).int() if self.task.kind == "multilabel" else output.argmax(1).int()
-
-    def _counted(self, y: Tensor) -> Tensor:
-        """Which labels are not ignored."""
-        return torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y != self.ignored
-
-    def _counts(self, predicted: Tensor, y: Tensor) -> Tensor:
-        """(B, 3, classes): positions that were right, true and predicted in each class."""
-        classes, counted = self.task.classes or 0, self._counted(y)
-        true, claimed = y.where(counted, classes), predicted.long().where(counted, classes)
-        right = true.where(true == claimed, classes)
-        flat = torch.stack([right, true, claimed], 1).long().reshape(len(y), 3, -1)
-        found = flat.new_zeros(len(y), 3, classes + 1).scatter_add_(2, flat, torch.ones_like(flat))
-        return found[:, :, :classes]
-
-    def _output(self, model: nn.Module, x: Any) -> Any:
-        try:
-            with self.autocast():
-                return full_precision(call(model, x))
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"{self.batch_size:,} examples per evaluation batch do not fit in memory; set a smaller one.",
-                "eval_batch",
-            ) from error
-
-    def _scores(self, name: str, parts: Mapping[str, np.ndarray]) -> Scores:
-        own, (points, weights) = self.sets[name], parts["points"].T
+    def _scores(self, name: str, rows: Rows) -> Scores:
+        own, loss = self.sets[name], None
+        points, weights = rows["points"].T
+        if "loss" in rows:  # sums and what they are divided by, of each domain
+            every, starts = rows["loss"][own.groups.indices], own.groups.offsets[:-1]
+            sums, counts = np.add.reduceat(every, starts).T
+            loss = mean_over_domains("loss", sums[counts > 0] / counts[counts > 0])
         outcome = Outcome(
-            y=parts.get("y", NONE),
+            y=rows.get("y", NONE),
             groups=own.groups,
             points=points,
-            predicted=parts.get("class", NONE),
-            output=parts.get("output", NONE),
-            loss=_mean_loss(own.groups, parts["loss"]) if "loss" in parts else None,
+            predicted=rows.get("class", NONE),
+            output=rows.get("output", NONE),
+            loss=loss,
             uncounted=self.uncounted,
             weights=None if weights.min() == weights.max() > 0 else weights,
-            counts=parts.get("counts", NONE),
+            counts=rows.get("counts", NONE),
             full_sizes=own.full_sizes,
         ).in_units(*self.label_scale)
-        by_domain = name == "test"
-        return scored(outcome, self.task.kind, self.metrics, self.selects, own.sampled, by_domain)
+        return scored(outcome, self.task.kind, self.metrics, self.selects, own.sampled, name == "test")
 
 
 class _Set(NamedTuple):
-    """The examples of a split that are scored, in the order of their indices.
-
-    Attributes:
-        which: their indices.
-        groups: the domains, as positions among them.
-        domain: the domain of each, or one of its domains.
-        sampled: how many of how many, where it is not all of them.
-        full_sizes: number of examples of each domain, where only a sample is scored.
-    """
+    """The examples of a split that are scored, in the order of their indices."""
 
     which: np.ndarray
+    """Their indices."""
     groups: Domains
+    """The domains, as positions among them."""
     domain: np.ndarray
-    sampled: tuple[int, int] | None
-    full_sizes: np.ndarray | None
+    """The domain of each, or one of its domains."""
+    sampled: tuple[int, int] | None = None
+    """How many of how many, where it is not all of them."""
+    full_sizes: np.ndarray | None = None
+    """Number of examples of each domain, where only a sample is scored."""
 
     @classmethod
     def of(cls, domains: Domains, full: Domains) -> _Set:
@@ -361,22 +341,14 @@ class _Set(NamedTuple):
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
         domain = np.zeros(len(which), np.int64)
         domain[groups.indices] = np.repeat(np.arange(len(domains)), domains.sizes)
-        every = len(which) if domains is full else len(full.examples())
-        if every == len(which):
-            return cls(which, groups, domain, None, None)
+        if domains is full or (every := len(full.examples())) == len(which):
+            return cls(which, groups, domain)
         sizes = full.sizes[[full.number(name) for name in domains.names]]
         return cls(which, groups, domain, (len(which), every), sizes)
 
 
-def _mean_loss(groups: Domains, losses: np.ndarray) -> float:
-    """The mean over domains; ``losses`` are sums and divisors of the examples."""
-    sums, counts = (np.add.reduceat(v[groups.indices], groups.offsets[:-1]) for v in losses.T)
-    known = counts > 0
-    return float(np.mean(sums[known] / counts[known])) if known.any() else math.nan
-
-
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode within the block; then every module's own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -9,17 +9,6 @@ finite. A group without a value is never the worst one. F1, recall, IoU and AUC 
 means over the classes in the truth; in the multi-label task F1, AUC and average precision are means over the
 labels in which they are defined; of several regression outputs, R² and Pearson r are means over the outputs.
 
-By task, after :data:`~shoal.data.batch.TASKS`:
-
-- classification: accuracy, worst-group accuracy, 10th-percentile accuracy, macro F1, weighted F1, macro
-  recall, AUC
-- ordinal: these, class MAE (mean |predicted − true|, in classes) and quadratic weighted kappa
-- dense: accuracy (over positions that are not ignored), worst-group accuracy, 10th-percentile accuracy,
-  mean IoU
-- multilabel: accuracy (over examples and labels), worst-group accuracy, 10th-percentile accuracy, exact
-  match, macro F1, AUC, mean average precision
-- regression: mse, worst-group mse, MAE, R², Pearson r, worst-group Pearson r
-
 The loss, a mean over domains, is a metric of every task. Sample weights count in the loss alone.
 """
 
@@ -64,13 +53,13 @@ class Outcome(NamedTuple):
     y: Array
     groups: Domains
     points: Array
-    predicted: Any = NONE
-    output: Any = NONE
+    predicted: Array = NONE
+    output: Array = NONE
     loss: float | None = None
     uncounted: frozenset[str] = frozenset()
-    weights: Any = None
-    counts: Any = NONE
-    full_sizes: Any = None
+    weights: Array | None = None
+    counts: Array = NONE
+    full_sizes: Array | None = None
 
     @property
     def average(self) -> float:
@@ -78,7 +67,7 @@ class Outcome(NamedTuple):
         if self.full_sizes is None:
             return _mean(self.points, self.weights)
         means = self.group_points
-        known = slice(None) if self.weights is None else ~np.isnan(means)
+        known = np.full(len(means), True) if self.weights is None else ~np.isnan(means)
         return _mean(means[known], self.full_sizes[known])
 
     @property
@@ -93,12 +82,7 @@ class Outcome(NamedTuple):
         return self._replace(**arrays, groups=groups or self.groups, full_sizes=None)
 
     def in_units(self, mean: float, scale: float) -> Outcome:
-        """Return the same results in the units of a label that was standardized to (label − mean) / scale.
-
-        Args:
-            mean: mean of the label.
-            scale: scale of the label.
-        """
+        """The same results in the units of a label that was standardized to (label − mean) / scale."""
         if (mean, scale) == (0.0, 1.0):
             return self
         y, output = (np.asarray(v, np.float64) * scale + mean for v in (self.y, self.output))
@@ -106,13 +90,7 @@ class Outcome(NamedTuple):
 
 
 def group_means(groups: Domains, values: Array, weights: Array | None = None) -> Array:
-    """Return the (weighted) mean of the values of each group; NaN if its weights are all zero.
-
-    Args:
-        groups: groups of positions in ``values``.
-        values: value of each example.
-        weights: weight of each example.
-    """
+    """The (weighted) mean of the values of each group; NaN if its weights are all zero."""
     weights = np.ones(len(values)) if weights is None else weights
     parts = values * weights, weights
     sums, totals = (np.add.reduceat(part[groups.indices], groups.offsets[:-1]) for part in parts)
@@ -121,14 +99,10 @@ def group_means(groups: Domains, values: Array, weights: Array | None = None) ->
 
 
 def mean_over_domains(metric: str, values: Iterable[float | None]) -> float:
-    """Return the mean over domains, each of which counts once.
+    """The mean over domains, each of which counts once.
 
     A domain without an accuracy (none of its labels counts) is left out. Any other metric is NaN where
     outputs are not finite, and so is the mean then.
-
-    Args:
-        metric: name of the metric.
-        values: score of each domain, NaN or ``None`` if it has none.
     """
     known = [v for v in values if v is not None and (metric != "accuracy" or not math.isnan(v))]
     return _mean(np.array(known))
@@ -145,48 +119,51 @@ class Metric:
 
     Attributes:
         name: name.
-        compute: function that computes it from an :class:`Outcome` or, for a metric of groups, from the
-            values of the groups that count.
+        compute: function that computes it from an :class:`Outcome`.
         tasks: kinds of task that it supports; none: all.
         needs: part of an :class:`Outcome` that it uses: points, class, output, counts or loss.
         higher: whether higher is better.
-        by_group: for a metric of groups: function that computes the value of each.
-        undefined: why it may have no value.
+        over_groups: for a metric of groups: function of the values of the groups that count.
     """
 
     name: str
-    compute: Callable[[Any], Any]
+    compute: Callable[[Outcome], Any]
     tasks: tuple[str, ...] = ()
     needs: str = "points"
     higher: bool = True
-    by_group: Callable[[Outcome], Array] | None = None
-    undefined: str = ""
+    over_groups: Callable[[Array], Any] | None = None
 
     def __call__(self, outcome: Outcome) -> float:
+        if self.over_groups is None:
+            return self._value(outcome)
+        values, groups = outcome.group_points, outcome.groups
+        if self.needs != "points":
+            each = range(len(groups))
+            values = np.array([self._value(outcome.rows(groups.indices_of(n))) for n in each])
+        values = values[[name not in outcome.uncounted for name in groups.names]]
+        return math.nan if np.isnan(values).all() else float(self.over_groups(values))
+
+    def _value(self, outcome: Outcome) -> float:
         if self.tasks and self.needs in ("class", "output"):
-            if outcome.weights is not None and self.by_group is None:  # without ignored labels
+            if outcome.weights is not None:  # without ignored labels
                 outcome = outcome.rows(outcome.weights > 0)
             if not len(outcome.y) or (self.needs == "output" and not np.isfinite(outcome.output).all()):
                 return math.nan
-        if self.by_group is None:
-            return float(self.compute(outcome))
-        values = self.by_group(outcome)
-        values = values[[name not in outcome.uncounted for name in outcome.groups.names]]
-        return math.nan if np.isnan(values).all() else float(self.compute(values))
+        return float(self.compute(outcome))
 
 
-def _columns(values: Any) -> Array:
+def _columns(values: Array) -> Array:
     return np.asarray(values, np.float64).reshape(len(values), -1)
 
 
-def _by_column(measure: Callable[[Array, Array], float], y: Array, scores: Array) -> Array:
-    """``measure`` of the truth and the scores of every output or label."""
+def _over_columns(measure: Callable[[Array, Array], float], y: Array, scores: Array) -> Array:
+    """``measure`` of the truth and the scores of every label or output."""
     return np.array([measure(t, s) for t, s in zip(_columns(y).T, _columns(scores).T, strict=True)])
 
 
 def _over_labels(measure: Callable[[Array, Array], float], y: Array, scores: Array) -> float:
-    """The mean of ``measure`` over the labels in which it is defined."""
-    values = _by_column(lambda t, s: measure(t > 0.5, s), y, scores)
+    """The mean over the labels that are 1 in some example and in which ``measure`` is defined."""
+    values = _over_columns(lambda t, s: measure(t > 0.5, s) if t.any() else math.nan, y, scores)
     return _mean(values[~np.isnan(values)])
 
 
@@ -194,7 +171,7 @@ def _f1(o: Outcome, average: str = "macro") -> Any:
     from sklearn.metrics import f1_score
 
     if o.y.dtype.kind == "f":  # several labels
-        return _over_labels(lambda t, p: f1_score(t, p > 0.5) if t.any() else math.nan, o.y, o.predicted)
+        return _over_labels(lambda t, p: f1_score(t, p > 0.5), o.y, o.predicted)
     return f1_score(o.y, o.predicted, labels=np.unique(o.y), average=average, zero_division=0)
 
 
@@ -206,26 +183,24 @@ def _recall(o: Outcome) -> Any:
 
 def _auc(o: Outcome) -> Any:
     from scipy.special import logsumexp
+    from sklearn.metrics import roc_auc_score
+
+    def binary(positive: Array, scores: Array) -> Any:
+        return roc_auc_score(positive, scores) if 0 < positive.sum() < len(positive) else math.nan
 
     if o.y.dtype.kind == "f":
-        return _over_labels(_binary_auc, o.y, o.output)
+        return _over_labels(binary, o.y, o.output)
     scores = np.asarray(o.output, np.float64)
     classes = [1] if scores.shape[1] == 2 else np.unique(o.y)
     # log p − log(1 − p) of the softmax, which is not rounded to p = 1.
     odds = (scores[:, c] - logsumexp(np.delete(scores, c, 1), axis=1) for c in classes)
-    return np.mean([_binary_auc(o.y == c, each) for c, each in zip(classes, odds, strict=True)])
-
-
-def _binary_auc(positive: Array, scores: Array) -> Any:
-    from sklearn.metrics import roc_auc_score
-
-    return roc_auc_score(positive, scores) if 0 < positive.sum() < len(positive) else math.nan
+    return np.mean([binary(o.y == c, each) for c, each in zip(classes, odds, strict=True)])
 
 
 def _average_precision(o: Outcome) -> Any:
     from sklearn.metrics import average_precision_score
 
-    return _over_labels(lambda t, s: average_precision_score(t, s) if t.any() else math.nan, o.y, o.output)
+    return _over_labels(average_precision_score, o.y, o.output)
 
 
 def _kappa(o: Outcome) -> Any:
@@ -237,10 +212,14 @@ def _kappa(o: Outcome) -> Any:
     return cohen_kappa_score(o.y, o.predicted, labels=classes, weights="quadratic")
 
 
-def _iou(o: Outcome) -> Any:
+def _iou(o: Outcome) -> float:
     right, true, claimed = o.counts.sum(0).astype(np.float64)
     some = true > 0
     return _mean(right[some] / (true + claimed - right)[some])
+
+
+def _absolute_error(o: Outcome) -> Any:
+    return np.abs(_columns(o.output) - _columns(o.y)).mean()
 
 
 def _r_squared(o: Outcome) -> Any:
@@ -250,68 +229,56 @@ def _r_squared(o: Outcome) -> Any:
     return math.nan if constant else r2_score(_columns(o.y), _columns(o.output))
 
 
-def _pearson(o: Outcome) -> float:
-    return float(_by_column(_correlation, o.y, o.output).mean())
+def _pearson(o: Outcome) -> Any:
+    def correlation(y: Array, output: Array) -> Any:
+        if len(y) < 2 or (y == y[0]).all() or (output == output[0]).all():
+            return math.nan
+        return np.corrcoef(y, output)[0, 1]
+
+    return _over_columns(correlation, o.y, o.output).mean()
 
 
-def _correlation(y: Array, output: Array) -> float:
-    if len(y) < 2 or (y == y[0]).all() or (output == output[0]).all():
-        return math.nan
-    with np.errstate(all="ignore"):
-        return float(np.corrcoef(y, output)[0, 1])
-
-
-def _group_points(o: Outcome) -> Array:
-    return o.group_points
-
-
-def _group_pearson(o: Outcome) -> Array:
-    return np.array([_pearson(o.rows(o.groups.indices_of(n))) for n in range(len(o.groups))])
+def _points(o: Outcome) -> float:
+    return o.average
 
 
 CLASSES, REGRESSION = ("classification", "ordinal"), ("regression",)
 LABELS = (*CLASSES, "multilabel")
 COUNTED = (*LABELS, "dense")
-CONSTANT = "predictions or truths are all equal, or one is not finite"
-ONE_CLASS = "all its examples are of one class, or an output is not finite"
 _EVERY = (
-    Metric("accuracy", lambda o: o.average, COUNTED),
-    Metric("worst-group accuracy", np.nanmin, COUNTED, by_group=_group_points),
-    Metric("10th-percentile accuracy", lambda v: np.nanpercentile(v, 10), COUNTED, by_group=_group_points),
+    Metric("accuracy", _points, COUNTED),
+    Metric("worst-group accuracy", _points, COUNTED, over_groups=np.nanmin),
+    Metric("10th-percentile accuracy", _points, COUNTED, over_groups=lambda v: np.nanpercentile(v, 10)),
     Metric("macro F1", _f1, LABELS, "class"),
     Metric("weighted F1", lambda o: _f1(o, "weighted"), CLASSES, "class"),
     Metric("macro recall", _recall, CLASSES, "class"),
-    Metric("AUC", _auc, LABELS, "output", undefined=ONE_CLASS),
-    Metric("class MAE", lambda o: np.abs(o.predicted - o.y).mean(), ("ordinal",), "class", higher=False),
-    Metric("quadratic weighted kappa", _kappa, ("ordinal",), "class", undefined="all is of one class"),
+    Metric("AUC", _auc, LABELS, "output"),
+    Metric("class MAE", lambda o: np.abs(o.predicted - o.y).mean(), ("ordinal",), "class", False),
+    Metric("quadratic weighted kappa", _kappa, ("ordinal",), "class"),
     Metric("mean IoU", _iou, ("dense",), "counts"),
     Metric(
-        "exact match",
-        lambda o: (_columns(o.predicted) == _columns(o.y)).all(1).mean(),
-        ("multilabel",),
-        "class",
+        "exact match", lambda o: (_columns(o.predicted == o.y) > 0).all(1).mean(), ("multilabel",), "class"
     ),
-    Metric(
-        "mean average precision",
-        _average_precision,
-        ("multilabel",),
-        "output",
-        undefined="no label is 1 in some example",
-    ),
-    Metric("mse", lambda o: o.average, REGRESSION, higher=False),
-    # NaN if an output is not finite
-    Metric("worst-group mse", np.max, REGRESSION, higher=False, by_group=_group_points),
-    Metric(
-        "MAE", lambda o: np.abs(_columns(o.output) - _columns(o.y)).mean(), REGRESSION, "output", higher=False
-    ),
-    Metric("R²", _r_squared, REGRESSION, "output", undefined=CONSTANT),
-    Metric("Pearson r", _pearson, REGRESSION, "output", undefined=CONSTANT),
-    Metric(
-        "worst-group Pearson r", np.nanmin, REGRESSION, "output", by_group=_group_pearson, undefined=CONSTANT
-    ),
-    Metric("loss", lambda o: math.nan if o.loss is None else o.loss, (), "loss", higher=False),
+    Metric("mean average precision", _average_precision, ("multilabel",), "output"),
+    Metric("mse", _points, REGRESSION, higher=False),
+    Metric("worst-group mse", _points, REGRESSION, higher=False, over_groups=np.max),  # NaN if one is
+    Metric("MAE", _absolute_error, REGRESSION, "output", False),
+    Metric("R²", _r_squared, REGRESSION, "output"),
+    Metric("Pearson r", _pearson, REGRESSION, "output"),
+    Metric("worst-group Pearson r", _pearson, REGRESSION, "output", over_groups=np.nanmin),
+    Metric("loss", lambda o: math.nan if o.loss is None else o.loss, (), "loss", False),
 )
 METRICS = {each.name: each for each in _EVERY}
+UNDEFINED = {
+    "AUC": "all its examples are of one class, or an output is not finite",
+    "quadratic weighted kappa": "all is of one class",
+    "mean average precision": "no label is 1 in some example",
+    **dict.fromkeys(
+        ("R²", "Pearson r", "worst-group Pearson r"),
+        "predictions or truths are all equal, or one is not finite",
+    ),
+}
+"""Why a metric may have no value."""
 
 
 def metric(wanted: str | Function) -> Metric:
@@ -367,12 +334,7 @@ def choose_metrics(
 
 
 def why_missing(split: str, values: Mapping[str, float | None]) -> list[str]:
-    """Return a sentence for each metric that has no value.
-
-    Args:
-        split: name of the split.
-        values: value of each metric, ``None`` if it is undefined.
-    """
-    missing = {name: METRICS.get(name) for name, value in values.items() if value is None}
-    reasons = {name: (m and m.undefined) or "it is not a finite number" for name, m in missing.items()}
+    """A sentence for each metric of a split that has no value."""
+    missing = [name for name, value in values.items() if value is None]
+    reasons = {name: UNDEFINED.get(name, "it is not a finite number") for name in missing}
     return [f"{name} of {split} is undefined: {why}." for name, why in reasons.items()]
