@@ -30,6 +30,7 @@ from shoal.experiments.run import prepare
 from shoal.experiments.search import sample, trials, with_model_options
 from shoal.experiments.selection import fold_name, lower_is_better, metric_of
 from shoal.experiments.statistics import summarize
+from shoal.training.metrics import UNDEFINED
 from shoal.training.metrics import metric as find_metric
 from shoal.training.recipes import find_recipe
 
@@ -157,7 +158,7 @@ def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], di
         return small, {}, {}
     equal = [n for i, n in enumerate(domains.names) if len(np.unique(labels[domains.indices_of(i)])) == 1]
     what = "all examples are of one class" if data.classes is not None else "all labels are equal"
-    if compared.undefined:
+    if compared.name in UNDEFINED:
         return small, {}, dict.fromkeys(equal, f"{what}, so {compared.name} is undefined")
     return small, dict.fromkeys(equal, f"{what}, so a constant prediction can be correct everywhere"), {}
 

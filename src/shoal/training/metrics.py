@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     y: Array
     groups: Domains
     points: Array
-    predicted: Array = NONE
+    predicted: Any = NONE
     output: Array = NONE
     loss: float | None = None
     uncounted: frozenset[str] = frozenset()
