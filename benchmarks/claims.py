@@ -154,7 +154,11 @@ class Evidence:
             mean = statistics.fmean(values.values()) if values else None
             holds = RELATIONS[relation](mean, value) if mean is not None else False if lost else None
             shown = "–" if mean is None else f"{mean:.1f}"
-            checks.append(Check(f"{method} {shown} (N={n}, {len(values)} seeds)", holds, premise))
+            checks.append(
+                Check(
+                    f"{method} {shown} (N={n}, {len(values)} seed{'s' * (len(values) != 1)})", holds, premise
+                )
+            )
             rest += [Check(f"{method}: {lost} diverged (N={n})", False, True)] if lost else []
         if together:
             each = [c.holds for c in checks]
@@ -325,16 +329,35 @@ def claims(e: Evidence) -> Iterator[tuple[str, str, list[Check]]]:
     yield "CdSprites-10, IDGM without a trust ratio (our control)", "over 90", unbounded
 
 
+def table(records: Sequence[Path]) -> str:
+    """The verdicts as Markdown."""
+    rows = Table(["claim", "the paper", "measured", "verdict"])
+    for title, paper, checks in claims(Evidence(records)):
+        known = "; ".join(dict.fromkeys(c.ours for c in checks if c.holds is not None)) or "–"
+        rows.add(title, paper, known, verdict(checks))
+    return rows.markdown()
+
+
+def accuracies(records: Sequence[Path]) -> str:
+    """Held-out accuracy on CdSprites-N at the last step, mean ± standard deviation (seeds), as Markdown."""
+    evidence, methods = Evidence(records), (ERM, FISH, RANDOM, REPTILE, IDGM)
+    rows = Table(["N", *methods])
+    for number in NUMBERS:
+        cells = []
+        for method in methods:
+            values = list(evidence.accuracies("adam", method, number, "test")[0].values())
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.1f}{spread} ({len(values)})" if values else "–")
+        rows.add(number, *cells)
+    return rows.markdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("records", nargs="+", type=Path, help="folders and .tar.gz archives of records")
-    table = Table(["claim", "the paper", "measured", "verdict"])
-    for title, paper, checks in claims(Evidence(parser.parse_args().records)):
-        known = "; ".join(dict.fromkeys(c.ours for c in checks if c.holds is not None)) or "–"
-        table.add(title, paper, known, verdict(checks))
-    print(table.markdown())
+    print(table(parser.parse_args().records))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,9 @@ def embedded(frame: pd.DataFrame, column: str, encoder: Path, device: str) -> pd
     return pd.concat([frame.drop(columns=column).reset_index(drop=True), numbers], axis=1)
 
 
+LINEAR = {"logistic-regression": "linear", "ridge-regression": "linear"}
+
+
 def run(
     data: Path,
     encoder: Path | None,
@@ -126,7 +129,8 @@ def records(archive: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def scores(archive: Path) -> pd.DataFrame:
     """One line for each dataset, row, seed and held-out domain, of the trial with the best validation score.
 
-    Columns: dataset, row, seed, fold, domain, score (higher is better).
+    Columns: dataset, row, seed, fold, domain, score (higher is better). A seed that some row lacks in some
+    fold is left out.
     """
     trials = []
     for dataset, content in records(archive):
@@ -134,17 +138,33 @@ def scores(archive: Path) -> pd.DataFrame:
         if content["status"] != "finished":
             continue
         found = content["history"][content["selected"]]["scores"]
-        sign = -1 if DATASETS[dataset][3] == "mse" else 1
+        metric = DATASETS[dataset][3]
+        sign = -1 if metric == "mse" else 1
         row = f"{config['algorithm']}:{config['draw']}" if config["draw"] else config["algorithm"]
-        held_out = json.dumps(config["data_options"].get("held_out"))
-        key = {"dataset": dataset, "row": row, "seed": config["seed"], "fold": held_out}
-        validation = sign * found["validation"]["mean"]
-        for name, score in found["test"]["domains"].items():
-            trials.append({**key, "domain": name, "score": sign * score, "validation": validation})
+        key = {"dataset": dataset, "row": LINEAR.get(row, row), "seed": config["seed"]}
+        key["fold"] = json.dumps(config["data_options"].get("held_out"))
+        validation = sign * _value(found["validation"], metric)
+        for name in found["test"]["domains"]:
+            score = sign * _value(found["test"], metric, name)
+            trials.append({**key, "domain": name, "score": score, "validation": validation})
     frame = pd.DataFrame(trials)
     group = frame.groupby(["dataset", "row", "seed", "fold"])["validation"]
     best = frame[frame["validation"] == group.transform("max")]
-    return best.drop_duplicates(["dataset", "row", "seed", "fold", "domain"])
+    best = best.drop_duplicates(["dataset", "row", "seed", "fold", "domain"])
+    runs = best.groupby(["dataset", "seed"])["domain"].transform("size")
+    whole = best.groupby("dataset")["row"].transform("nunique") * best.groupby("dataset")["domain"].transform(
+        "nunique"
+    )
+    return best[runs == whole]
+
+
+def _value(scores: dict[str, Any], metric: str, domain: str | None = None) -> float:
+    """The metric of a split, or of one of its domains."""
+    if metric == scores["metric"]:
+        return scores["mean"] if domain is None else scores["domains"][domain]
+    if domain is None or len(scores["domains"]) == 1:
+        return scores["metrics"][metric]
+    return scores["by_domain"][metric][domain]
 
 
 def interval(values: pd.Series, folds: pd.Series) -> dict[str, float]:
@@ -192,7 +212,7 @@ def summary(archive: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame, dict[
         ranks[name] = means.rank(ascending=False)
         folds = pd.Series(wide.index.get_level_values("fold"), index=wide.index)
         pairs[name] = interval(wide["fish"] - wide["fish:regrouped"], folds)
-    ranked = pd.DataFrame(ranks)
+    ranked = pd.DataFrame(ranks).dropna()
     test = stats.friedmanchisquare(*ranked.to_numpy())
     return tables, ranked, {"fish - fish:regrouped": pairs, "friedman": float(test.pvalue)}
 

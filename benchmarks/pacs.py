@@ -135,13 +135,14 @@ DIFFERENCES = (
 )
 
 
-def table(path: Path) -> None:
+def table(path: Path) -> str:
+    """Means, and differences with intervals clustered by domain, as Markdown."""
     from shoal.experiments.statistics import mean_interval
 
     names = {m.name for m in METHODS}
     found = rows([r for r in read(path) if r["method"] in names])
-    print("| method | " + " | ".join(DOMAINS) + " | mean | seeds | less ERM, clustered by domain (95 %) |")
-    print("|---|" + "---|" * (len(DOMAINS) + 3))
+    lines = ["| method | " + " | ".join(DOMAINS) + " | mean | seeds | less ERM (95 %) |"]
+    lines += ["|---|" + "---|" * (len(DOMAINS) + 3)]
     base = found["ERM"]
     for name, cells in found.items():
         means = []
@@ -157,15 +158,16 @@ def table(path: Path) -> None:
         if name != "ERM" and len(both) > 1:
             gap = mean_interval([cells[k] - base[k] for k in both], [domain for domain, _ in both])
             paired = f"{gap.mean:+.1f} ({gap.low:+.1f} to {gap.high:+.1f})"
-        print(f"| {name} | " + " | ".join(means) + f" | {whole} | {len(seeds)} | {paired} |")
-    print("\n| difference | mean | 95 % interval, clustered by domain | pairs |\n|---|---|---|---|")
+        lines += [f"| {name} | " + " | ".join(means) + f" | {whole} | {len(seeds)} | {paired} |"]
+    lines += ["", "| difference | mean | 95 % interval | pairs |", "|---|---|---|---|"]
     for one, other in DIFFERENCES:
         both = [k for k in found.get(one, {}) if k in found.get(other, {})]
         if len(both) > 1:
             differences = [found[one][k] - found[other][k] for k in both]
             gap = mean_interval(differences, [domain for domain, _ in both])  # seeds share a domain
             interval = f"{gap.low:+.2f} to {gap.high:+.2f}"
-            print(f"| {one}, less {other} | {gap.mean:+.2f} | {interval} | {len(both)} |")
+            lines += [f"| {one}, less {other} | {gap.mean:+.2f} | {interval} | {len(both)} |"]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -176,7 +178,7 @@ def main() -> None:
     running.add_argument("--out", type=Path, required=True)
     commands.add_parser("table").add_argument("records", type=Path)
     args = parser.parse_args()
-    run(args.data, args.out) if args.command == "run" else table(args.records)
+    run(args.data, args.out) if args.command == "run" else print(table(args.records))
 
 
 if __name__ == "__main__":
