@@ -14,7 +14,7 @@ from typing import Any
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import Lost, Warnings, count_jobs, run_one
+from shoal.experiments.execute import Lost, ThisProcess, Warnings, count_jobs, run_one
 from shoal.experiments.store import Store
 
 QUEUED = 1000
@@ -23,7 +23,7 @@ GRACE = 15.0
 """Seconds in which cancelled runs may save their state."""
 
 
-class RayPool:
+class RayPool(ThisProcess):
     """Each run is a task of a Ray cluster: of the one at ``RAY_ADDRESS``, else of one that is started here.
 
     A run reserves one CPU and, if the cluster has GPUs and ``device`` is not ``"cpu"``, one GPU. The folder
@@ -34,40 +34,37 @@ class RayPool:
     def __init__(
         self, store: Store, device: str | None, jobs: int | None, options: Mapping[str, Any]
     ) -> None:
-        self.ray = load_ray()
+        super().__init__(store, device, options, jobs or QUEUED)
+        self.ray, self.active = load_ray(), dict[Future[Warnings], Any]()
         self.connected_before = self.ray.is_initialized()
         if not self.connected_before:
             _connect(self.ray)
-        try:
-            gpus = _gpus_per_run(self.ray, device)
-        except InputError:
+        gpus = int(self.ray.cluster_resources().get("GPU", 0) >= 1)
+        if device not in (None, "cpu", "cuda") or (device == "cuda" and not gpus):
             self.close()
-            raise
-        store.folder.mkdir(parents=True, exist_ok=True)
+            why = "cannot be chosen, as Ray assigns the GPUs" if gpus else "is on no node of the cluster"
+            raise InputError(f"{device!r} {why}; use 'cpu' or 'cuda'.", "device")
+        gpus *= device != "cpu"
+        self.store.folder.mkdir(parents=True, exist_ok=True)
         variables = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
         # A worker sees no GPU but its own.
-        self.args = store, "cuda:0" if gpus else "cpu", options, os.getcwd(), shoal.__version__, variables
+        self.args = "cuda:0" if gpus else "cpu", options, os.getcwd(), shoal.__version__, variables
         self.task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
-        self.size = jobs or QUEUED
-        self.active: dict[Future[Warnings], Any] = {}
 
     def submit(self, config: RunConfig) -> Future[Warnings]:
-        task = self.task.remote(config, *self.args)
-        outcome, future = task.future(), Future[Warnings]()
+        task = self.task.remote(config, self.store, *self.args)
+        future: Future[Warnings] = task.future()
         self.active[future] = task
-
-        def ended(outcome: Future[Warnings]) -> None:
-            self.active.pop(future, None)
-            error: Any = outcome.exception()
-            error = getattr(error, "cause", error)  # what the task has raised
-            if error is None:
-                future.set_result(outcome.result())
-            else:
-                lost = isinstance(error, self.ray.exceptions.RayError)
-                future.set_exception(Lost(type(error).__name__) if lost else error)
-
-        outcome.add_done_callback(ended)
         return future
+
+    def result(self, future: Future[Warnings]) -> Warnings:
+        del self.active[future]
+        try:
+            return future.result()
+        except Exception as error:
+            cause = getattr(error, "cause", error)  # what the task has raised
+            lost = isinstance(cause, self.ray.exceptions.RayError)
+            raise (Lost(type(cause).__name__) if lost else cause) from error
 
     def stop(self) -> None:
         tasks = list(self.active.values())
@@ -107,15 +104,6 @@ def _connect(ray: Any) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
-
-
-def _gpus_per_run(ray: Any, device: str | None) -> int:
-    if device not in (None, "cpu", "cuda"):
-        raise InputError(f"{device!r} cannot be chosen, Ray assigns the GPUs; use 'cpu' or 'cuda'.", "device")
-    gpus = ray.cluster_resources().get("GPU", 0) >= 1
-    if device == "cuda" and not gpus:
-        raise InputError("no node of the cluster has a GPU; use 'cpu'.", "device")
-    return int(gpus and device != "cpu")
 
 
 def _work(

@@ -33,8 +33,6 @@ FIELDS: dict[str, tuple[Any, Any]] = {
     },
 }
 """The type and default of each field: options of a run, and what else decides its result."""
-SAME_AS_NONE = {"precision": "fp32", "memory_format": "contiguous", "schedule": "constant"}
-"""Values that mean the same as none."""
 
 
 def _check(config: Any) -> None:
@@ -47,17 +45,8 @@ def _check(config: Any) -> None:
             object.__setattr__(config, name, coerce(kind, value, name))
     if config.metric is not None:
         object.__setattr__(config, "metric", metric(config.metric).name)
-    if config.protocol:
-        check_names("part of a protocol:", config.protocol, ("held_out", "seed", "trial"))
-        names = config.protocol.get("held_out")
-        if not isinstance(names, (list, tuple)) or not 1 <= len(set(names)) == len(names) <= 2:
-            raise InputError(f"held_out must name one domain or two different ones, got {shown(names)}.")
-        for part in ("seed", "trial"):
-            coerce(Annotated[int, Range(0)], config.protocol.get(part, 0), part)
-        if config.holdout is not None:
-            raise InputError("a protocol splits the training domains itself.", "holdout")
-        if "held_out" in config.data_options:
-            raise InputError("a protocol holds domains out; do not set it in data_options.", "held_out")
+    if config.protocol and (config.holdout is not None or "held_out" in config.data_options):
+        raise InputError("a protocol splits the data itself; set neither holdout nor held_out.", "protocol")
 
 
 _Fields: Any = make_dataclass(
@@ -102,7 +91,7 @@ class RunConfig(_Fields):
 
         Fields at their defaults do not count, so that a field of a later version changes no identity.
         """
-        content = {k: v for k, v in self.given().items() if k != "label" and SAME_AS_NONE.get(k) != v}
+        content = {name: value for name, value in self.given().items() if name != "label"}
         text = json.dumps(content, sort_keys=True, default=dict)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -139,21 +128,12 @@ class RunConfig(_Fields):
             raise InputError(f"a run configuration must be plain data ({error}).") from error
         return config
 
-    def differences(self, other: RunConfig) -> str:
-        """Return the fields in which another configuration differs, at most three, as text.
-
-        Args:
-            other: the other configuration.
-        """
-        parts = []
-        for name, one in self.to_dict().items():
-            two = getattr(other, name)
-            if isinstance(one, dict):
-                parts += [(f"{name} {key}", one.get(key), two.get(key)) for key in {**one, **two}]
-            else:
-                parts.append((name, one, two))
-        texts = [f"{name} {shown(one)}, not {shown(two)}" for name, one, two in parts if one != two]
-        return ", ".join(texts[:3]) + (f", and {len(texts) - 3} more" if len(texts) > 3 else "")
+    def check_same(self, other: RunConfig, what: str) -> None:
+        """Refuse another configuration; ``what`` is where this one was found."""
+        if other.identity != self.identity:
+            pairs = [(name, value, getattr(other, name)) for name, value in self.to_dict().items()]
+            texts = [f"{name} {shown(one)}, not {shown(two)}" for name, one, two in pairs if one != two]
+            raise InputError(f"{what} another run ({', '.join(texts[:3])}); choose another folder.")
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -165,28 +145,18 @@ def read_config(folder: Path) -> RunConfig:
     path = folder / "config.yaml"
     try:
         content = read_yaml(path)
+        if isinstance(content, dict) and "run" not in content:
+            raise InputError("not written by `shoal train`; use shoal.fit with resume=True")
+        return RunConfig.from_dict(content["run"] if isinstance(content, dict) else content)
     except FileNotFoundError:
         raise InputError(f"{str(folder)!r} contains no run: there is no config.yaml in it.") from None
-    except InputError:
-        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise InputError(f"{str(path)!r} cannot be read: {reason}.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{str(path)!r} is not the configuration of a run.")
-    if "run" not in content:
-        raise InputError(f"{str(folder)!r} was not written by `shoal train`; use shoal.fit with resume=True.")
-    try:
-        return RunConfig.from_dict(content["run"])
-    except InputError as error:
-        raise InputError(f"{str(path)!r}: {error}") from error
 
 
 def check_same_run(folder: Path, config: RunConfig) -> None:
     """Refuse ``config`` if the folder contains another run."""
     path = folder / "config.yaml"
     if path.exists() or path.is_symlink():
-        other = read_config(folder)
-        if other.identity != config.identity:
-            changes = other.differences(config)
-            raise InputError(f"{str(folder)!r} contains another run ({changes}); choose another folder.")
+        read_config(folder).check_same(config, f"{str(folder)!r} contains")

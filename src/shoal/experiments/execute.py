@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import signal
 import threading
 import time
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,85 +89,71 @@ def execute(
         OSError: not even the record of a failed run can be written.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    missing, failed, waiting = store.missing(configs), dict[str, str](), deque[RunConfig]()
+    missing, failed = store.missing(configs), dict[str, str]()
+    waiting, active, attempts = deque(missing), dict[Future[Warnings], RunConfig](), Counter[str]()
+    stopping = False
     for config in missing:
         check(config)
-    if missing:
-        runs, waiting = Runs(configs, missing, store), deque(missing)
-        with Progress("runs", runs.state, progress) as display, Signals() as signals:
-            display.print(f"{runs.title}.")
+    if not missing:
+        return Outcome(store.found(configs))
+    runs = Runs(configs, missing, store)
 
-            def ended(config: RunConfig, caught: Warnings) -> None:
-                for category, message in caught:
-                    warnings.warn(message, category, stacklevel=5)
-                if (record := store.read(config)) is None:
-                    store.fail(config, f"a worker recorded it, but not in {store.folder}")
-                    record = store.read(config)
-                assert record is not None
-                if record.status == "failed":
-                    failed[config.identity] = record.error
-                    display.print(f"failed: {runs.describe(config)}: {clean(record.error)}")
-                runs.add(record)
+    def may_start() -> bool:
+        late = until is not None and time.monotonic() > until and len(waiting) < len(missing)
+        return bool(waiting) and not signals.asked and not late
 
-            def may_start() -> bool:
-                late = until is not None and time.monotonic() > until and len(waiting) < len(missing)
-                return bool(waiting) and not signals.asked and not late
+    def ended(config: RunConfig, caught: Warnings) -> None:
+        for category, message in caught:
+            warnings.warn(message, category, stacklevel=3)
+        elsewhere = f"a worker recorded it, but not in {store.folder}"
+        record = store.read(config) or store.fail(config, elsewhere)
+        if record.status == "failed":
+            failed[config.identity] = record.error
+            display.print(f"failed: {runs.describe(config)}: {clean(record.error)}")
+        runs.add(record)
 
-            try:
-                shared = Store(store.folder.absolute(), weights=store.weights)
-                if engine == "ray":
-                    from shoal.experiments.cluster import RayPool
-
-                    pool: Any = RayPool(shared, device, jobs, options or {})
-                    _run(pool, waiting, may_start, store, signals, ended)
-                elif (count := min(count_jobs(device, jobs), len(missing))) > 1:
-                    pool = LocalPool(shared, device, count, options or {})
-                    _run(pool, waiting, may_start, store, signals, ended)
-                while may_start():
-                    ended(config := waiting.popleft(), run_one(config, store, device, options or {}))
-                if signals.asked and waiting:
-                    raise KeyboardInterrupt
-            except KeyboardInterrupt as stop:
-                number = getattr(stop, "signal", None) or signals.asked or signal.SIGINT
-                text = "interrupted. Finished runs are saved, and the same command resumes the others."
-                raise Interrupted(text, number) from stop
-            display.print(f"{len(missing) - len(failed) - len(waiting)} of {len(missing)} runs done.")
+    with Progress("runs", runs.state, progress) as display, Signals() as signals:
+        display.print(f"{runs.title}.")
+        try:
+            with closing(_pool(engine, store, device, jobs, len(missing), options or {})) as pool:
+                while active or may_start():
+                    while len(active) < pool.size and may_start():
+                        config = waiting.popleft()
+                        active[pool.submit(config)] = config
+                    if signals.asked and not stopping:
+                        stopping = True
+                        pool.stop()
+                    for future in wait(active, 0.5, FIRST_COMPLETED).done:
+                        config = active.pop(future)
+                        try:
+                            ended(config, pool.result(future))
+                        except (Interrupted, Lost) as error:
+                            attempts[config.identity] += 1
+                            if signals.asked or attempts[config.identity] < ATTEMPTS:
+                                waiting.appendleft(config)
+                            else:
+                                store.fail(config, f"its process ended {ATTEMPTS} times ({error})")
+                                ended(config, [])
+            if signals.asked and waiting:
+                raise KeyboardInterrupt
+        except KeyboardInterrupt as stop:
+            number = getattr(stop, "signal", None) or signals.asked or signal.SIGINT
+            text = "interrupted. Finished runs are saved, and the same command resumes the others."
+            raise Interrupted(text, number) from stop
+        display.print(f"{len(missing) - len(failed) - len(waiting)} of {len(missing)} runs done.")
     store.clean(configs)
     return Outcome(store.found(configs), failed, len(waiting))
 
 
-def _run(
-    pool: Any,
-    waiting: deque[RunConfig],
-    may_start: Callable[[], bool],
-    store: Store,
-    signals: Signals,
-    ended: Callable[[RunConfig, Warnings], None],
-) -> None:
-    """Submit runs until all have ended; those whose process was killed are submitted again."""
-    attempts, active, stopping = Counter[str](), dict[Future[Warnings], RunConfig](), False
-    try:
-        while active or may_start():
-            while len(active) < pool.size and may_start():
-                config = waiting.popleft()
-                active[pool.submit(config)] = config
-            if signals.asked and not stopping:
-                stopping = True
-                pool.stop()
-            for future in wait(active, 0.5, FIRST_COMPLETED).done:
-                config = active.pop(future)
-                try:
-                    ended(config, future.result())
-                except (Interrupted, BrokenProcessPool, Lost) as error:
-                    attempts[config.identity] += 1
-                    if signals.asked or attempts[config.identity] < ATTEMPTS:
-                        waiting.appendleft(config)
-                        continue
-                    reason = (str(error).splitlines() or [""])[0]
-                    store.fail(config, f"its process ended {ATTEMPTS} times ({reason})")
-                    ended(config, [])
-    finally:
-        pool.close()
+def _pool(
+    engine: str, store: Store, device: str | None, jobs: int | None, most: int, options: Mapping[str, Any]
+) -> ThisProcess:
+    if engine == "ray":
+        from shoal.experiments.cluster import RayPool
+
+        return RayPool(store, device, jobs, options)
+    count = min(count_jobs(device, jobs), most)
+    return LocalPool(store, device, count, options) if count > 1 else ThisProcess(store, device, options)
 
 
 def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> Warnings:
@@ -179,7 +164,7 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
     file = store.progress(config)
 
     def report(step: int, note: str = "") -> None:
-        with contextlib.suppress(OSError):  # a full disk
+        with suppress(OSError):  # a full disk
             file.write_text(str(step))
 
     with Signals() as signals, warnings.catch_warnings(record=True) as caught:
@@ -192,7 +177,7 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
 
         with store.lock(config, pause):
             report(0)
-            with contextlib.suppress(OSError), os.scandir(store.folder):
+            with suppress(OSError), os.scandir(store.folder):
                 pass  # a network file system then asks its server what is in the folder
             if store.find(config) is not None:  # a process was killed after it had saved the record
                 return []
@@ -205,22 +190,44 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
     return list({(w.category, str(w.message)): None for w in caught})
 
 
-class LocalPool:
+class ThisProcess:
+    """Does runs here, one after the other; the other pools do ``size`` runs in parallel."""
+
+    def __init__(self, store: Store, device: str | None, options: Mapping[str, Any], size: int = 1) -> None:
+        self.store = Store(store.folder.absolute(), weights=store.weights)  # without what has been read
+        self.device, self.options, self.size = device, options, size
+
+    def submit(self, config: RunConfig) -> Future[Warnings]:
+        """Start a run."""
+        future = Future[Warnings]()
+        future.set_result(run_one(config, self.store, self.device, self.options))
+        return future
+
+    def result(self, future: Future[Warnings]) -> Warnings:
+        """The warnings of a run that has ended; :class:`Lost` if its process has ended before."""
+        return future.result()
+
+    def stop(self) -> None:
+        """Ask active runs to save their state and to end."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class LocalPool(ThisProcess):
     """Processes of loky, each in an executor of its own, so that a killed one takes no other down."""
 
-    def __init__(self, store: Store, device: str | None, count: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, device: str | None, size: int, options: Mapping[str, Any]) -> None:
+        super().__init__(store, device, options, size)
         # loky replaces a process that has grown much, such as by a dataset in memory, which is no problem.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
         devices = ["cpu"] if pick_device(device).type == "cpu" else _gpus(device)
-        self.store, self.options, self.size = store, options, count
-        self.idle = queue.SimpleQueue[tuple[str, Any]]()
-        self.active = dict[Future[Warnings], Any]()
-        for number in range(count):
-            place = devices[number % len(devices)]
-            self.idle.put((place, _process(place)))
+        places = [devices[number % len(devices)] for number in range(size)]
+        self.idle: list[tuple[str, Any]] = [(place, _process(place)) for place in places]
+        self.active = dict[Future[Warnings], tuple[str, Any]]()
 
     def submit(self, config: RunConfig) -> Future[Warnings]:
-        device, process = self.idle.get()
+        device, process = self.idle.pop()
         args = run_one, config, self.store, device, self.options
         try:
             future = process.submit(*args)
@@ -228,21 +235,25 @@ class LocalPool:
             process.shutdown(kill_workers=True)
             process = _process(device)
             future = process.submit(*args)
-        self.active[future] = process
-        future.add_done_callback(lambda ended: self.idle.put((device, self.active.pop(ended))))
+        self.active[future] = device, process
         return future
 
+    def result(self, future: Future[Warnings]) -> Warnings:
+        self.idle.append(self.active.pop(future))
+        try:
+            return future.result()
+        except BrokenProcessPool as error:
+            raise Lost((str(error).splitlines() or [""])[0]) from error
+
     def stop(self) -> None:
-        for process in list(self.active.values()):
+        for _, process in self.active.values():
             for pid in list(process._processes):
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
 
     def close(self) -> None:
-        for process in list(self.active.values()):
-            process.shutdown(kill_workers=True)
-        while not self.idle.empty():
-            self.idle.get()[1].shutdown()
+        for _, process in [*self.idle, *self.active.values()]:
+            process.shutdown(kill_workers=bool(self.active))
 
 
 def _process(device: str) -> Any:
@@ -281,6 +292,5 @@ def count_jobs(device: str | None = None, jobs: int | None = None) -> int:
 def _gpus(device: str | None) -> list[str]:
     import torch
 
-    if device not in (None, "cuda"):
-        return [str(device)]
-    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    named = device not in (None, "cuda")
+    return [str(device)] if named else [f"cuda:{i}" for i in range(torch.cuda.device_count())]

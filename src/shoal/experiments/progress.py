@@ -41,11 +41,10 @@ class Progress:
     def __init__(
         self, title: str, state: Callable[[], tuple[float, float | None, str]], shown: bool = True
     ) -> None:
-        self.title, self.state, self.shown = title, state, shown
+        self.title, self.state, self.shown, self.bar = title, state, shown, None
         # A stream that replaces control characters would break the bar.
         self.stream = getattr(sys.stderr, "stream", sys.stderr)
-        self.over, self.bar = threading.Event(), None
-        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.over, self.thread = threading.Event(), threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> Self:
         if self.shown:
@@ -106,47 +105,42 @@ class Runs:
         self.left, self.ended = {c.identity: c for c in missing}, list[RunConfig]()
         self.several = len({c.dataset for c in configs}) > 1
         self.started: float | None = None
-        self.resumed: dict[str, int] = {}
+        self.first = dict[str, int]()
         """The steps that a run already had when it was first seen."""
         self.paces = defaultdict[str, list[float]](list)
         """Seconds per step of finished runs, by algorithm."""
         for record in store.found(configs):
-            self._learn(record)
+            self.paces[record.config.algorithm].append(record.seconds / record.config.steps)
         done = self.total - len(missing)
         self.title = f"{len(missing)} run{'s' * (len(missing) > 1)} to do" + f", {done} finished" * bool(done)
 
-    def _learn(self, record: RunRecord) -> None:
-        if record.seconds > 0:
-            self.paces[record.config.algorithm].append(record.seconds / record.config.steps)
-
     def add(self, record: RunRecord) -> None:
         """A run has ended."""
-        if self.started is None:
-            self.started = time.monotonic() - record.seconds
-        self._learn(record)
-        if (config := self.left.pop(record.config.identity, None)) is not None:
-            self.ended.append(config)
+        self.started = self.started or time.monotonic() - record.seconds
+        if record.status != "failed":
+            self.paces[record.config.algorithm].append(record.seconds / record.config.steps)
+        self.ended.append(self.left.pop(record.config.identity))
 
     def state(self) -> tuple[float, float | None, str]:
         """The completed fraction, the remaining seconds if they can be estimated, and the active runs."""
-        now, left, steps = time.monotonic(), dict(self.left), dict[str, int]()
+        left, steps = dict(self.left), dict[str, int]()
         for path in list(self.store.working.glob("*.progress")):
             if (config := left.get(path.stem)) is not None:
                 with contextlib.suppress(OSError, ValueError):  # it has just ended, or is being written
                     steps[path.stem] = min(int(path.read_text()), config.steps)
-                    self.resumed.setdefault(path.stem, steps[path.stem])
+                    self.first.setdefault(path.stem, steps[path.stem])
         if self.started is None and any(steps.values()):
-            self.started = now
+            self.started = time.monotonic()
         means = {algorithm: statistics.fmean(own) for algorithm, own in self.paces.items()}
         usual = statistics.fmean(means.values()) if means else 1.0
 
         def work(config: RunConfig, count: int) -> float:
             return count * means.get(config.algorithm, usual)
 
-        done = sum(work(c, c.steps) for c in self.ended)
-        done += sum(work(left[name], step - self.resumed[name]) for name, step in steps.items())
-        remaining = sum(work(c, c.steps - steps.get(name, 0)) for name, c in left.items())
-        elapsed, seconds = now - (self.started or now), None
+        done = sum(work(config, config.steps) for config in self.ended)
+        done += sum(work(left[name], step - self.first[name]) for name, step in steps.items())
+        remaining = sum(work(config, config.steps - steps.get(name, 0)) for name, config in left.items())
+        elapsed, seconds = time.monotonic() - (self.started or time.monotonic()), None
         if done > 0.02 * (done + remaining) or (done > 0 and elapsed > 60):  # the first steps are slow
             seconds = remaining * elapsed / done
         fractions = {name: step / left[name].steps for name, step in steps.items()}

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from shoal.errors import InputError, shown, unknown_name
 from shoal.experiments.config import RunConfig
-from shoal.files import read_json
+from shoal.files import finite, read_json
 from shoal.training.metrics import mean_over_domains
 
 SCHEMA = 3
@@ -32,9 +32,6 @@ class _Scores(TypedDict):
     metric: str
     average: Number
     domains: dict[str, Number]
-    mean: NotRequired[Number]
-    loss: NotRequired[Number]
-    sizes: NotRequired[list[Count]]
     metrics: NotRequired[dict[str, Number]]
     by_domain: NotRequired[dict[str, dict[str, Number]]]
     selects: NotRequired[str]
@@ -125,7 +122,8 @@ class RunRecord:
         values = {scores["metric"]: scores["average"], **scores.get("metrics", {})}
         if name not in values:
             raise unknown_name("measure", name, values)
-        return finite(values[name])
+        value: float | None = finite(values[name])
+        return value
 
     def _scores(self, split: str, last: bool) -> Mapping[str, Any]:
         scores: Mapping[str, Any] = self.history[-1]["scores"] if last else self.scores
@@ -167,14 +165,9 @@ class RunRecord:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"])) or "a record"
             raise InputError(f"{place} is {shown(first['input'])}: {first['msg']}") from error
-        if record.selected >= len(record.history):
+        least = 0 if record.status == "finished" else -1
+        if not least <= record.selected < len(record.history):
             raise InputError(f"selected is {record.selected}, of {len(record.history)} measurements")
-        if record.status == "finished" and not record.history:
-            raise InputError("it is finished and has no measurements")
-        for point in (*record.history, *record.warm_up):
-            for scores in point["scores"].values():
-                if "selects" in scores and scores["selects"] not in scores.get("metrics", {}):
-                    raise InputError(f"selects is {shown(scores['selects'])}, which is not among the metrics")
         return record
 
 
@@ -189,7 +182,7 @@ def selection_score(scores: Mapping[str, Any]) -> tuple[str, float | None]:
     The value is ``None`` where it is undefined.
     """
     if name := scores.get("selects"):
-        return str(name), scores["metrics"][name]
+        return str(name), scores.get("metrics", {}).get(name)
     metric = str(scores["metric"])
     value = mean_over_domains(metric, scores["domains"].values())
     return metric, None if math.isnan(value) else value
@@ -213,12 +206,6 @@ def read_record(path: Path, config: RunConfig | None = None) -> RunRecord:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         hint = "" if "newer version" in reason else "; move or remove it"
         raise InputError(f"{str(path)!r} is not a run record ({reason}){hint}.") from error
-    if config is not None and record.config.identity != config.identity:
-        changes = record.config.differences(config)
-        raise InputError(f"{str(path)!r} is the record of another run ({changes}); move or remove it.")
+    if config is not None:
+        record.config.check_same(config, f"{str(path)!r} is the record of")
     return record
-
-
-def finite(value: float | None) -> float | None:
-    """``value``, or ``None`` if it is NaN or infinite."""
-    return value if value is not None and math.isfinite(value) else None

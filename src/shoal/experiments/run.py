@@ -47,14 +47,14 @@ from shoal.training.summary import model_files, summary, surroundings
 
 Report = Callable[[int, str], None]
 """Called with the step and a note on progress."""
+EXECUTION = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
+"""Options that do not change results, such as ``workers`` or ``checkpoint_every``."""
 SHORT = 10.0
 """Seconds of training that are not worth a checkpoint where only the record is kept."""
 
 
 @lru_cache(maxsize=1)
-def _loaded(
-    dataset: str, options: str, holdout: float | None, device: torch.device, root: str | None
-) -> DomainData:
+def _loaded(dataset: str, options: str, holdout: float | None, device: torch.device, root: Any) -> DomainData:
     """The last dataset is kept, where it is used: neighbouring runs of a comparison mostly share it.
 
     ``root`` is where files were looked for.
@@ -69,9 +69,8 @@ def _loaded(
 def validated(data: DomainData, share: float) -> DomainData:
     """``data`` with a share of every training domain for validation, in place of the split it came with."""
     train, validation = hold_out_examples(data.splits["train"], share, seed=0)
-    splits = {"train": train, "validation": validation}
     notes = {split: note for split, note in data.notes.items() if split != "validation"}
-    return data.split_as(splits | {k: v for k, v in data.splits.items() if k not in splits}, notes)
+    return data.split_as({**data.splits, "train": train, "validation": validation}, notes)
 
 
 def data_of(config: RunConfig, device: torch.device) -> DomainData:
@@ -114,26 +113,15 @@ def prepare(
         if not isinstance(model.features, Frozen):
             raise InputError("requires a timm model.", "freeze_backbone")
         data = replace(data, examples=features_of(data, model, where, bool(progress)))
-    else:
-        data = _finished_on_device(config, data, where)
+    elif isinstance(data.examples, ImageFiles):
+        # Images of pretrained models are normalised and recoloured on a GPU.
+        fast = where.type == "cuda" and (config.weights or models.names_weights(name))
+        usual = "device" if fast and config.memory_format != "contiguous" else "cpu"
+        if (data.examples.augment_on or usual) == "device":
+            data = replace(data, examples=data.examples.on_device())
     chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
     whole = complete(**{**chosen, "device": device, "progress": progress, **(options or {})})
     return Job(config.algorithm, model, data, whole, label=config.name)
-
-
-def _finished_on_device(config: RunConfig, data: DomainData, device: torch.device) -> DomainData:
-    """``data`` with images that are normalised and recoloured on the device, if they are to be."""
-    if not isinstance(data.examples, ImageFiles):
-        return data
-    pretrained = config.weights or models.names_weights(config.model or data.model)
-    fast = device.type == "cuda" and pretrained and config.memory_format != "contiguous"
-    usual = "device" if fast else "cpu"
-    on_device = (data.examples.augment_on or usual) == "device"
-    return replace(data, examples=data.examples.on_device()) if on_device else data
-
-
-EXECUTION = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
-"""Options that do not change results, such as ``workers`` or ``checkpoint_every``."""
 
 
 def start_from(model: nn.Module, path: str) -> None:
@@ -185,8 +173,11 @@ def run(
     if folder is None:
         return _train(config, prepare(config, device, progress, options), None)
     if (ended := of_same_run(folder, config)) is not None:
-        if options.get("predictions"):
-            _predict(config, ended, device, folder, options)
+        if options.get("predictions") and not (folder / "predictions").is_dir() and ended.files:
+            setup = prepare(config, device, options=options, resumed=True).setup
+            check_files(folder, ended.files)
+            setup.model.load_state_dict(load_weights(RunFolder(folder).model))
+            _predict(setup, config, folder)
         return ended
     resumed = Checkpoints(folder / "checkpoints").latest() is not None
     try:
@@ -209,26 +200,23 @@ def _run_in_folder(
     """Train with a log and checkpoints; with ``weights`` the folder keeps the weights and the record too."""
     setup = job.setup
     metadata = surroundings(setup.device, setup.processes.count)
-    metadata["environment"] |= packages(config) | first_weights(config, setup.model)
+    metadata["environment"] |= _origins(config, setup.model)
     metadata |= {"run": config.to_dict(), "options": dict(options)}
+    brief = not weights and not options.get("checkpoint_every")
     with Signals() as signals:
-        given: dict[str, Any] = {"config": metadata, "wandb": wandb}
-        journal = Journal(folder, setup.processes, **given)
-        if not weights and not options.get("checkpoint_every"):
-            journal = BriefJournal(folder, setup.processes, signals=signals, **given)
-        with journal:
+        kind: Any = partial(BriefJournal, signals=signals) if brief else Journal
+        with kind(folder, setup.processes, config=metadata, wandb=wandb) as journal:
             journal.write_config(metadata)
             record = _train(config, job, journal)
-            finished = record.status == "finished"
+            finished, content = record.status == "finished", record.to_dict()
             if finished and setup.options["predictions"]:
-                write_predictions(setup, config, folder)
+                _predict(setup, config, folder)
             if finished and weights:
-                content = record.to_dict()
                 model = {"name": config.model or setup.data.model, "options": config.model_options}
                 files = partial(model_files, setup, model, content, metadata, calibrated(setup))
                 record = replace(record, files=journal.finish(setup.model.state_dict(), content, files))
             elif weights:
-                journal.record(record.to_dict())
+                journal.record(content)
     return record
 
 
@@ -240,7 +228,7 @@ def _train(config: RunConfig, job: Job, journal: Journal | None) -> RunRecord:
     except Diverged as stop:
         status, error = "diverged", str(stop)
     measured = summary(job, status, error)
-    measured["environment"] |= packages(config) | first_weights(config, job.setup.model)
+    measured["environment"] |= _origins(config, job.setup.model)
     return RunRecord(config=config, **measured)
 
 
@@ -258,35 +246,24 @@ class BriefJournal(Journal):
         return super().checkpoint(*args)
 
 
-def _predict(
-    config: RunConfig, record: RunRecord, device: str | None, folder: Path, options: Mapping[str, Any]
-) -> None:
-    """Write the predictions of a finished run that was done without."""
-    if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
-        setup = prepare(config, device, options=options, resumed=True).setup
-        check_files(folder, record.files)
-        setup.model.load_state_dict(load_weights(RunFolder(folder).model))
-        write_predictions(setup, config, folder)
-
-
-def packages(config: RunConfig) -> dict[str, str]:
-    """The installed packages, with their versions, that add the run's algorithm, dataset or model."""
+def _origins(config: RunConfig, model: nn.Module) -> dict[str, str]:
+    """The versions of installed packages that add the run's algorithm, dataset or model, and which weights
+    the training began with: timm's by their full name, or a file and its SHA-256."""
     named = ((registry, config.algorithm), (sets.registry, config.dataset), (models.registry, config.model))
-    found = [which.package_of(name) for which, name in named if name]
-    return {package.name: package.version for package in found if package}
-
-
-def first_weights(config: RunConfig, model: nn.Module) -> dict[str, str]:
-    """Which weights the training began with: timm's by their full name, or a file and its SHA-256."""
-    found = getattr(model, "weights", "")
+    packages = [which.package_of(name) for which, name in named if name]
+    found = {package.name: package.version for package in packages if package}
+    if weights := getattr(model, "weights", ""):
+        found["weights"] = weights
     if config.weights:
         with suppress(OSError), open(config.weights, "rb") as file:
-            found = f"{Path(config.weights).name}, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
-    return {"weights": found} if found else {}
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found["weights"] = f"{Path(config.weights).name}, sha256 {digest}"
+    return found
 
 
-def write_predictions(setup: Setup, config: RunConfig, folder: Path) -> None:
-    """In WILDS' form; a dataset with an option ``fold`` is told apart by that and not by seeds."""
+def _predict(setup: Setup, config: RunConfig, folder: Path) -> None:
+    """Write predictions as WILDS wants them; a dataset with an option ``fold`` is named by that and not by
+    seeds."""
     from shoal.training import predictions
 
     dataset = str(config.dataset).lower().replace("_", "-")
@@ -316,8 +293,7 @@ def check(config: RunConfig) -> None:
     named = not REFERENCE.fullmatch(str(config.algorithm))
     if named and str(config.algorithm).lower().replace("_", "-") not in (known := registry.names()):
         raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES, *recipes()])
-    algorithm = algorithm_class(config.algorithm)
-    check_settings(algorithm, config.settings)
+    check_settings(algorithm_class(config.algorithm), config.settings)
     sets.check_options(config.dataset, config.data_options)
     if config.model is not None:
         models.check_options(config.model, config.model_options)

@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig, check_same_run
-from shoal.experiments.record import PYTHON, RunRecord, finite, read_record, selection_score
-from shoal.files import write_atomically
+from shoal.experiments.record import PYTHON, RunRecord, read_record, selection_score
+from shoal.files import finite, write_atomically
 from shoal.training.folder import ONLY_FLOCK
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ COLUMNS = (
 PREFIXES = {"data_options": "data", "model_options": "model", "optimizer_options": "optimizer"}
 PREFIXES["metric"] = "selects"
 """Columns of fields of a configuration, where they have other names: ``data.seed`` and so on."""
+RECORD_FILE = re.compile(r"record\.json|[0-9a-f]{16}\.json")
 SHOWN = 5
 """Unreadable files that a warning names."""
 
@@ -58,37 +59,24 @@ class Store:
 
     def __init__(self, folder: str | Path, *, weights: bool = False) -> None:
         self.folder, self.weights = Path(folder), weights
+        self.working = self.folder / "working"
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{str(folder)!r} is a file; records require a folder.")
-        self._cache: dict[Path, tuple[tuple[int, ...], RunRecord]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}
-
-    @property
-    def working(self) -> Path:
-        """Folder of the files of active runs."""
-        return self.folder / "working"
+        self._cache: dict[Path, tuple[tuple[int, int], RunRecord]] = {}
 
     def path(self, config: RunConfig) -> Path:
         """Return the path of the record of a run."""
-        return self.workplace(config) / "record.json" if self.weights else self._named(config, "", ".json")
+        if self.weights:
+            return self.workplace(config) / "record.json"
+        return self.folder / f"{config.identity}.json"
 
     def workplace(self, config: RunConfig) -> Path:
         """Return the folder of an active run, with its log and checkpoints."""
-        return self.folder / f"seed-{config.seed}" if self.weights else self._named(config, "working")
-
-    def predictions(self, config: RunConfig) -> Path:
-        """Return the folder of the predictions of a run."""
-        own = self.weights
-        return self.workplace(config) / "predictions" if own else self._named(config, "predictions")
+        return self.folder / f"seed-{config.seed}" if self.weights else self.working / config.identity
 
     def progress(self, config: RunConfig) -> Path:
         """Return the path of the file with the current step of an active run."""
-        return self._named(config, "working", ".progress")
-
-    def _named(self, config: RunConfig, folder: str, ending: str = "") -> Path:
-        return self.folder / folder / f"{config.identity}{ending}"
+        return self.working / f"{config.identity}.progress"
 
     def save(self, record: RunRecord) -> None:
         """Write a record, with predictions, and remove the working files of a run that did not fail.
@@ -96,27 +84,28 @@ class Store:
         If the process is killed, what is half written is in the folder of the active run. Runs that keep
         their weights write their records themselves, unless they fail.
         """
-        config, place = record.config, self.workplace(record.config)
-        if self.weights and record.status != "failed":
-            return
-        write_atomically(place / "record.json", json.dumps(record.to_dict(), default=dict).encode())
+        config, place, failed = record.config, self.workplace(record.config), record.status == "failed"
+        if failed or not self.weights:
+            write_atomically(place / "record.json", json.dumps(record.to_dict(), default=dict).encode())
         if self.weights:
             return
         if (place / "predictions").is_dir():
-            target = self.predictions(config)
+            target = self.folder / "predictions" / config.identity
             shutil.rmtree(target, ignore_errors=True)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(exist_ok=True)
             (place / "predictions").replace(target)
         (place / "record.json").replace(self.path(config))
-        if record.status != "failed":
+        if not failed:
             shutil.rmtree(place, ignore_errors=True)
         for empty in (place, self.working):
             with contextlib.suppress(OSError):
                 empty.rmdir()
 
-    def fail(self, config: RunConfig, error: str, traceback: str = "") -> None:
+    def fail(self, config: RunConfig, error: str, traceback: str = "") -> RunRecord:
         """Record that a run failed; its checkpoints are kept, and the next call repeats it."""
-        self.save(RunRecord(config, "failed", (), -1, "", 0.0, {}, error=error, traceback=traceback))
+        record = RunRecord(config, "failed", (), -1, "", 0.0, {}, error=error, traceback=traceback)
+        self.save(record)
+        return record
 
     def read(self, config: RunConfig) -> RunRecord | None:
         """Return the record of a run, whatever its status, or ``None``."""
@@ -129,7 +118,7 @@ class Store:
             return None
         except OSError:
             return read_record(path)  # which says why not
-        version = status.st_size, status.st_mtime_ns, status.st_ino
+        version = status.st_mtime_ns, status.st_ino
         if path not in self._cache or self._cache[path][0] != version:
             self._cache[path] = version, read_record(path, config)
         return self._cache[path][1]
@@ -160,17 +149,17 @@ class Store:
 
         if not self.folder.is_dir():
             raise InputError(f"there is no folder {str(self.folder)!r}.")
-        names, rows, errors = re.compile(r"record\.json|[0-9a-f]{16}\.json"), {}, []
-        paths = [p for p in self.folder.rglob("*.json") if names.fullmatch(p.name) and p.is_file()]
+        paths = [p for p in self.folder.rglob("*.json") if RECORD_FILE.fullmatch(p.name) and p.is_file()]
+        rows, errors = dict[Any, dict[str, Any]](), list[str]()
         for path in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p)):
             try:
                 record = read_record(path)
             except InputError as error:
                 errors.append(str(error).rstrip("."))
-            else:  # of several records of a run the newest counts; those of `fit` do not tell their data
-                own = str(path) if record.config.dataset == PYTHON else ""
-                place = path.relative_to(self.folder).as_posix()
-                rows[record.config.identity, own] = _row(record) | {"path": place}
+                continue
+            own = path if record.config.dataset == PYTHON else None  # runs of `fit` do not tell their data
+            place = path.relative_to(self.folder).as_posix()
+            rows[record.config.identity, own] = _row(record) | {"path": place}
         if errors:
             more = f" and {len(errors) - SHOWN:,} more" if len(errors) > SHOWN else ""
             warnings.warn(f"{'; '.join(errors[:SHOWN])}{more}.", stacklevel=3)
@@ -184,7 +173,7 @@ class Store:
 
         While another process has the run, ``wait`` is called repeatedly; it may raise an exception.
         """
-        path = self._named(config, "working", ".lock")
+        path = self.working / f"{config.identity}.lock"
         lock = FileLock(path, **ONLY_FLOCK)
         while not lock.is_locked:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,8 +205,7 @@ class Store:
         for config in configs:
             if config.identity in left and self.find(config) is not None:
                 with contextlib.suppress(Timeout), self.lock(config, give_up):
-                    if not self.weights:
-                        shutil.rmtree(self.workplace(config), ignore_errors=True)
+                    shutil.rmtree(self.working / config.identity, ignore_errors=True)
 
 
 def _row(record: RunRecord) -> dict[str, Any]:
@@ -226,6 +214,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
     row = {PREFIXES.get(name, name): value for name, value in config.to_dict().items() if name != "label"}
     row |= {name: getattr(record, name) for name in ("status", "rule", "seconds")}
     row |= {"identity": config.identity, "name": config.name, "device": record.environment.get("device")}
+    row["error"] = record.error or None
     if record.history and (last := record.history[-1]["scores"]):
         row["metric"] = selection_score(last.get("test") or next(iter(last.values())))[0]
         row["step"] = record.history[record.selected]["step"]
@@ -234,7 +223,6 @@ def _row(record: RunRecord) -> dict[str, Any]:
         if record.status == "finished":
             row |= _scores(record.scores, "") | _scores(last, "_last")
     row["held_out"] = ", ".join(map(str, names)) if isinstance(names, list | tuple) else names
-    row["error"] = record.error or None
     return row
 
 
