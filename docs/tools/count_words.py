@@ -17,9 +17,14 @@ OMITTED = re.compile(
 )
 
 
+GENERATED = "evidence/records.md"
+"""A page made from records."""
+
+
 def is_api(page: Path) -> bool:
-    """Whether the page is generated from docstrings."""
-    return re.search(r"^::: ", page.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    """Whether the page is generated from docstrings, or from records."""
+    text = page.read_text(encoding="utf-8")
+    return str(page).endswith(GENERATED) or re.search(r"^::: ", text, re.MULTILINE) is not None
 
 
 def pages() -> list[Path]:

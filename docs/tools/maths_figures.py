@@ -1,4 +1,4 @@
-"""Draws the figures of docs/reference/methods.md: ``python docs/tools/maths_figures.py``."""
+"""Draws the figures of docs/guides/gradients.md: ``python docs/tools/maths_figures.py``."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "evidence").glob("*.md"))]
-"""The pages that report measurements."""
+PAGES = ["README.md", *(f"docs/evidence/{name}.md" for name in ("comparisons", "differences", "paper"))]
+"""The hand-written pages that report measurements; records.md is made from records."""
 FOLDERS = {"published": ROOT / "src" / "shoal" / "paper" / "published"}
 RESULTS = ROOT / "benchmarks" / "results"
 
