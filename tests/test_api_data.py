@@ -139,7 +139,7 @@ def test_a_folder_that_training_refuses_has_a_problem(domains: Names, classes: N
         ("empty", {"dataset": "pasc"}, "Did you mean 'pacs'"),
         ("table.csv", {"dataset": "pacs"}, "dataset: is for folders"),
         ("table.csv", {"bad_images": "skip"}, "bad_images: does not apply to the check of a table"),
-        ("table.csv", {"lable": "ill"}, "check has no option 'lable'. Did you mean 'label'"),
+        ("table.csv", {"lable": "ill"}, "unknown option of check: 'lable'. Did you mean 'label'"),
     ],
 )
 def test_what_cannot_be_checked(

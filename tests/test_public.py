@@ -146,6 +146,8 @@ def test_docstrings_describe_every_argument(name: str, each: Any) -> None:
     if "Protocol" in [base.__name__ for base in getattr(each, "__mro__", ())]:
         return
     taken = inspect.signature(inspect.unwrap(each)).parameters
+    if inspect.isclass(each) and issubclass(each, algorithms.Algorithm):
+        taken = {**taken, **algorithms.settings_of(each)}
     lacking = {p for p in taken if not p.startswith("_") and p not in ("args", "kwargs")} - described(each)
     assert not lacking, f"{name} does not describe these in Args"
 

@@ -160,7 +160,7 @@ def test_without_domains_to_compare_it_is_erm(groups: Any) -> None:
         ({"validation": 1}, "validation must be below 1"),
         ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
         ({"options": {"optimizer": "adamm"}}, "optimizer must be .*'adamm'. Did you mean 'adam'"),
-        ({"options": {"weight_decy": 0}}, "fit has no option 'weight_decy'"),
+        ({"options": {"weight_decy": 0}}, "unknown option of fit: .weight_decy."),
         ({"options": {"steps": 3}}, "options: 'steps' is set by a parameter"),
         ({"options": {"patience": 2}}, "patience"),
     ],

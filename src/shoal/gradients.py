@@ -18,13 +18,14 @@ domain i's *mean* loss (with a sum, the inner product would grow with the square
 
 both computed in time linear in S, from ‖Σ g_i‖² = Σ ‖g_i‖² + Σ_{i≠j} g_i·g_j.
 
-Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The paper prints a factor 2/(S(S−1))
-before a sum over ordered pairs, which is twice the mean; this module computes the mean.
+Reference: Shi et al., Gradient Matching for Domain Generalization, 2021, with the mean over pairs in place of
+a factor 2/(S(S−1)) before a sum over ordered pairs, which is twice the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -57,12 +58,13 @@ def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = Fal
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
     grads = torch.autograd.grad(loss, list(params), allow_unused=True, create_graph=create_graph)
-    return [_dense(g, p) for g, p in zip(grads, params, strict=True)]
+    return _dense(grads, params)
 
 
-def _dense(g: Tensor | None, p: Tensor) -> Tensor:
-    """Zeros for ``None``; a sparse gradient, as of ``nn.Embedding(…, sparse=True)``, as a dense one."""
-    return torch.zeros_like(p) if g is None else g if g.layout == torch.strided else g.to_dense()
+def _dense(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> Gradient:
+    """With zeros for ``None``; sparse ones, as of ``nn.Embedding(…, sparse=True)``, as dense ones."""
+    found = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
+    return [g if g.layout == torch.strided else g.to_dense() for g in found]
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
@@ -115,8 +117,6 @@ def cosine_matrix(gradients: Gradients) -> Tensor:
 def mean_of_pairs(matrix: Tensor) -> Tensor:
     """Compute the mean off-diagonal entry of ``matrix`` (…, S, S); of inner products, this is :func:`gip`."""
     count = matrix.shape[-1]
-    if matrix.ndim < 2 or count < 2 or matrix.shape[-2] != count:
-        raise InputError(f"a matrix (…, S, S) of S ≥ 2 domains is needed, got shape {tuple(matrix.shape)}.")
     pairs = matrix.sum((-2, -1)) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
     return pairs / (count * (count - 1))
 
@@ -124,12 +124,10 @@ def mean_of_pairs(matrix: Tensor) -> Tensor:
 def sign_agreement(gradients: Gradients) -> Tensor:
     """Compute |1/S Σ_i sign g_i|, averaged over parameters: 1 if all gradients agree on every sign.
 
-    Parameters whose gradient is zero in all domains, such as embeddings of words not in the batch, are not
-    counted. For random signs the expectation is about √(2/(πS)), and 1/2 for S = 2, so compare only values
-    with the same S.
+    Parameters whose gradient is zero in all domains are not counted. For random signs the expectation is
+    about √(2/(πS)), and 1/2 for S = 2, so compare only values with the same S.
 
-    Reference: Parascandolo et al., Learning explanations that are hard to vary, 2021, whose AND-mask keeps
-    the parameters where this is at least τ.
+    Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
     """
     signs = [same.sign() for same in _stacked(gradients, least=2)]
     total = torch.stack([s.mean(0).abs().sum() for s in signs]).sum()
@@ -299,13 +297,11 @@ def backward(
         backward(losses, model, combine=pcgrad)
         optimizer.step()
 
-    The losses may come from one forward pass per domain, or from one forward pass of a mixed batch
-    (:func:`losses_by_domain`), which is slower because each of the S backward passes goes through the whole
-    batch. As with ``Tensor.backward``, parameters that no loss depends on are not changed, and the graphs are
-    freed. Losses may be multiplied by a loss scale (not for SAND-mask).
-
-    With several processes, DistributedDataParallel does not average these gradients, and the processes would
-    diverge without an error. Compute the losses with ``model.module`` and pass ``average``.
+    One forward pass of a mixed batch (:func:`losses_by_domain`) is slower than one per domain, because each
+    of the S backward passes goes through the whole batch. As with ``Tensor.backward``, parameters that no
+    loss depends on are not changed, and the graphs are freed. Losses may be multiplied by a loss scale (not
+    for SAND-mask). With several processes, compute the losses with ``model.module`` and pass ``average``:
+    DistributedDataParallel does not average these gradients.
 
     Args:
         losses: the mean loss of each domain, for at least two domains.
@@ -314,7 +310,7 @@ def backward(
             name of one, such as ``"and-mask"``, or your own; ``functools.partial(and_mask, tau=0.8)``
             passes settings. A gradient is zero for parameters that the domain's loss does not depend on. A
             module, such as an aggregator of ``torchjd``, is called with the matrix (S, P) of all gradients
-            and returns a vector (P,).
+            and returns a vector (P,); ``"torchjd:UPGrad"`` is ``torchjd.aggregation.UPGrad()``.
         average: averages each domain's gradient, a list of tensors, over processes before ``combine``.
 
     Returns:
@@ -327,7 +323,7 @@ def backward(
     for loss, retain in zip(losses.values(), _needed_later(list(losses.values())), strict=True):
         found = torch.autograd.grad(loss, trained, retain_graph=retain, allow_unused=True)
         reached = [r or g is not None for r, g in zip(reached, found, strict=True)]
-        dense = [_dense(g, p) for g, p in zip(found, trained, strict=True)]
+        dense = _dense(found, trained)
         gradients.append(dense if average is None else average(dense))
     if not any(reached):
         raise InputError("losses do not depend on any of params; are these the parameters of another model?")
@@ -340,9 +336,9 @@ def backward(
 
 def _rule(combine: str | Combine | nn.Module) -> Combine:
     if isinstance(combine, str):
-        if combine not in RULES:
-            raise unknown_name("rule", combine, RULES, "combine")
-        return RULES[combine]
+        if combine in RULES:
+            return RULES[combine]
+        combine = _aggregator(combine)
     if not callable(combine):
         raise InputError(f"must be a function, a name or an aggregator, got {shown(combine)}.", "combine")
     if not isinstance(combine, nn.Module):
@@ -357,6 +353,19 @@ def _rule(combine: str | Combine | nn.Module) -> Combine:
     return of_matrix
 
 
+def _aggregator(name: str) -> Any:
+    package, _, which = name.partition(":")
+    if package != "torchjd":
+        raise unknown_name("rule", name, RULES, "combine")
+    try:
+        aggregation = importlib.import_module("torchjd.aggregation")
+    except ImportError as error:
+        raise InputError(f"{name} needs torchjd: pip install 'shoal[torchjd]'.", "combine") from error
+    if not hasattr(aggregation, which):
+        raise unknown_name("aggregator of torchjd", which, dir(aggregation), "combine")
+    return getattr(aggregation, which)()
+
+
 def _trained(params: Trainable) -> list[Tensor]:
     """The tensors that require a gradient, each once."""
     if isinstance(params, nn.parallel.DistributedDataParallel):
@@ -364,11 +373,10 @@ def _trained(params: Trainable) -> list[Tensor]:
             "params is a DistributedDataParallel, which does not average these gradients: take the "
             "losses from model.module, and pass params=model.module and average=…"
         )
-    if isinstance(params, nn.Module):
-        params = params.parameters()
-    elif isinstance(params, Optimizer):
+    if isinstance(params, Optimizer):
         params = [p for group in params.param_groups for p in group["params"]]
-    every = [] if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable) else list(params)
+    given = params.parameters() if isinstance(params, nn.Module) else params
+    every = list(given) if isinstance(given, Iterable) and not isinstance(given, Tensor) else []
     trained = [p for p in dict.fromkeys(every) if isinstance(p, Tensor) and p.is_leaf and p.requires_grad]
     if not trained:
         raise InputError(
@@ -410,25 +418,27 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """As ``Tensor.backward`` does. Copies, since gradients may share memory and ``.grad`` is written to."""
     for p, g in pairs:
         if p.grad is None:
-            p.grad = torch.empty_like(p).copy_(g)
-        else:
-            p.grad += g
+            p.grad = torch.zeros_like(p)
+        p.grad += g
 
 
 # Second derivatives
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`."""
+    """The result of :func:`match`.
+
+    Attributes:
+        losses: losses (S,).
+        mean: mean gradient.
+        value: the measure.
+        slope: gradient of the measure.
+    """
 
     losses: Tensor
-    """Losses (S,)."""
     mean: Gradient
-    """Mean gradient."""
     value: Tensor
-    """The measure."""
     slope: Gradient
-    """Gradient of the measure."""
 
     def gradient(self, weight: float | Tensor, trust: float | None = None) -> Gradient:
         """The gradient of the mean loss + ``weight`` times the measure.
@@ -445,7 +455,7 @@ class Matching(NamedTuple):
 
 
 def match(
-    losses: Sequence[Callable[[], Tensor]],
+    losses: Collection[Callable[[], Tensor]],
     params: Sequence[Tensor],
     *,
     measure: Measure = "gip",
@@ -462,11 +472,11 @@ def match(
         cosine     v_i = 2/(S(S−1)) (I − ĝ_i ĝ_iᵀ)/‖g_i‖ Σ_{j≠i} ĝ_j       grows without bound as ‖g_i‖ → 0
         variance   v_i = 2/S (g_i − ḡ)                                      of 1/S Σ_i ‖g_i − ḡ‖²
 
-    The exact method calls each loss once and keeps the graphs of all domains in memory. Finite differences
-    compute (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, with one graph in memory at
-    a time, and move and restore the parameters in place. With smooth activations the default r is within a
-    few per cent of exact, and the error is proportional to r. This does not hold for ReLU, whose kinks the
-    exact form ignores: each kink crossed adds a jump divided by r, so a tiny r yields noise.
+    The exact method keeps the graphs of all domains in memory. Finite differences compute
+    (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, with one graph in memory at a time.
+    With smooth activations the default r is within a few per cent of exact, and the error is proportional to
+    r. This does not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds a jump divided
+    by r.
 
     Args:
         losses: functions that compute the mean loss of each domain with the current parameters.
@@ -477,8 +487,8 @@ def match(
             1 + ‖θ‖ if that is larger).
         model: module whose second pass (by finite differences) uses the dropout masks of the first and does
             not update buffers.
-        average: function that averages a gradient over processes which hold parts of the batch of each
-            domain; called before any non-linear operation.
+        average: averages a gradient over processes which hold parts of the batch of each domain; called
+            before any non-linear operation.
     """
     if len(losses) < 2:
         raise InputError(f"losses of at least 2 domains are compared, got {len(losses)}.")
@@ -556,8 +566,13 @@ def idgm_backward(
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """
+    _check_losses(losses, callable)
+    trained = _trained(params)
     measure: Measure = "cosine" if normalize else "gip"
-    return _match_backward(losses, params, model, -gamma, trust, measure, method, average)
+    model = params if model is None and isinstance(params, nn.Module) else model
+    found = match(losses.values(), trained, measure=measure, method=method, model=model, average=average)
+    _add_to_grad(zip(trained, found.gradient(-gamma, trust), strict=True))
+    return found
 
 
 def iga_backward(
@@ -580,25 +595,11 @@ def iga_backward(
     Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
     problem?, 2020.
     """
-    return _match_backward(losses, params, model, weight, None, "variance", method, average)
-
-
-def _match_backward(
-    losses: Mapping[Domain, Callable[[], Tensor]],
-    params: Trainable,
-    model: nn.Module | None,
-    weight: float,
-    trust: float | None,
-    measure: Measure,
-    method: Method,
-    average: Average | None,
-) -> Matching:
-    trained = _trained(params)
     _check_losses(losses, callable)
+    trained = _trained(params)
     model = params if model is None and isinstance(params, nn.Module) else model
-    functions = list(losses.values())
-    found = match(functions, trained, measure=measure, method=method, model=model, average=average)
-    _add_to_grad(zip(trained, found.gradient(weight, trust), strict=True))
+    found = match(losses.values(), trained, measure="variance", method=method, model=model, average=average)
+    _add_to_grad(zip(trained, found.gradient(weight), strict=True))
     return found
 
 
@@ -633,8 +634,7 @@ def _directional(g: Gradient, params: Sequence[Tensor], v: Sequence[Tensor]) -> 
     if not pairs:  # a loss that is linear in the parameters
         return [torch.zeros_like(p) for p in params]
     outputs, vectors = zip(*pairs, strict=True)
-    products = torch.autograd.grad(outputs, list(params), vectors, allow_unused=True)
-    return [_dense(h, p) for h, p in zip(products, params, strict=True)]
+    return _dense(torch.autograd.grad(outputs, list(params), vectors, allow_unused=True), params)
 
 
 def _join(tensors: Sequence[Tensor]) -> Tensor:

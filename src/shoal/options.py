@@ -343,33 +343,30 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
     """
     words: list[str] = []
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
+            words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, Mapping):
-            words += [part for key, each in value.items() for part in (f"{flag}.{key}", str(each))]
-        elif isinstance(value, (list, tuple)):
-            words += [flag, *map(str, value)]
+            words += [word for key, each in value.items() for word in (f"--{flag}.{key}", str(each))]
         else:
-            words += [flag, str(value)]
+            words += [f"--{flag}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
     return words
 
 
-def public(*shown_options: str) -> Callable[[Function], Function]:
+def public(*main: str) -> Callable[[Function], Function]:
     """Makes a public function check its arguments before it does anything.
 
     Args:
-        shown_options: options that its signature shows in notebooks and ``help``, before the others.
+        main: options that its signature shows in notebooks and ``help``, before the others.
     """
 
     def decorate(function: Function) -> Function:
         wrapped, signature = checked(function), inspect.signature(function)
-        if shown_options:
-            *parameters, rest = signature.parameters.values()
-            for name in shown_options:
-                default = options_of(function)[name].option.default
-                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
-            wrapped.__signature__ = signature.replace(parameters=[*parameters, rest])  # type: ignore[attr-defined]
+        if main:
+            known, (*parameters, rest) = options_of(function), signature.parameters.values()
+            only = inspect.Parameter.KEYWORD_ONLY
+            own = [inspect.Parameter(n, only, default=known[n].option.default) for n in main]
+            wrapped.__signature__ = signature.replace(parameters=[*parameters, *own, rest])  # type: ignore[attr-defined]
         return wrapped
 
     return decorate

@@ -14,21 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.errors import InputError, unknown_name
 
 FOLDER = Path(__file__).parent
-
-
-class Package(NamedTuple):
-    """An installed distribution."""
-
-    name: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.version}"
 
 
 def spelled(name: object) -> str:
@@ -41,7 +31,7 @@ class Registry:
     """Names of Shoal's own objects, and the entry points of the group ``shoal.{kind}s``.
 
     Nothing is imported before it is asked for, so listing names is cheap. A package that cannot be imported
-    does no harm to other names, and none can take a name that is taken.
+    does no harm to other names, and an entry point whose name is taken is ignored.
     """
 
     kind: str
@@ -66,40 +56,27 @@ class Registry:
             return pkgutil.resolve_name(self.own[key])
         if (entry := self._added().get(key)) is None:
             raise unknown_name(self.kind, name, self.names())
+        whose = f"{self.kind} {key!r} of the package {self.package_of(name)}"
         try:
             found = entry.load()
         except (Exception, SystemExit) as error:  # whatever a stranger's module may raise
-            why = f"{type(error).__name__}: {error}".rstrip(".")
             raise InputError(
-                f"{self._described(entry)} cannot be imported ({entry.value}): {why}."
+                f"{whose} cannot be imported ({entry.value}): {type(error).__name__}: {error}"
             ) from error
         if lacking := " and no ".join(need for need in self.needs if not hasattr(found, need)):
-            raise InputError(f"{self._described(entry)}: {entry.value} has no {lacking}.")
+            raise InputError(f"{whose}: {entry.value} has no {lacking}.")
         return found
 
     def having(self, attribute: str) -> list[str]:
-        """The names of those that have ``attribute``; what cannot be imported has none."""
-        unusable = self.problems().keys() - self.own.keys()
-        return [n for n in self.names() if n not in unusable and hasattr(self.module(n), attribute)]
+        """Those of Shoal's own that have ``attribute``."""
+        return [name for name in sorted(self.own) if hasattr(self.module(name), attribute)]
 
-    def package_of(self, name: str) -> Package | None:
-        """The installed package that adds ``name``; ``None`` for Shoal's own."""
+    def package_of(self, name: str) -> str | None:
+        """The installed package that adds ``name``, with its version; ``None`` for Shoal's own."""
         entry = self._added().get(spelled(name))
-        return None if entry is None else _package(entry)
-
-    def problems(self) -> dict[str, str]:
-        """What is wrong with entry points, by name. This imports them."""
-        found, added = {}, self._added()
-        for entry in _entry_points(self.kind, tuple(sys.path)):
-            if added.get(key := spelled(entry.name)) is not entry:
-                why = "the name is taken, or not of letters, digits and dashes"
-                found[key] = f"{self._described(entry)} is ignored: {why}."
-                continue
-            try:
-                self.module(key)
-            except InputError as error:
-                found[key] = str(error)
-        return found
+        if entry is None:
+            return None
+        return f"{spelled(entry.dist.name)} {entry.dist.version}" if entry.dist else entry.value
 
     def _added(self) -> dict[str, EntryPoint]:
         """Entry points by name; of those with the same name the first."""
@@ -107,18 +84,11 @@ class Registry:
         taken = {*self.own, *self.reserved}
         return {n: entry for n, entry in every.items() if re.fullmatch("[a-z0-9-]+", n) and n not in taken}
 
-    def _described(self, entry: EntryPoint) -> str:
-        return f"{self.kind} {spelled(entry.name)!r} of the package {_package(entry)}"
-
 
 @functools.lru_cache(maxsize=16)
 def _entry_points(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """The entry points of all packages on ``path``, which is ``sys.path``."""
     return tuple(entry_points(group=f"shoal.{kind}s"))
-
-
-def _package(entry: EntryPoint) -> Package:
-    return Package("", "") if entry.dist is None else Package(spelled(entry.dist.name), entry.dist.version)
 
 
 def _in_module(module: str, *names: str) -> dict[str, str]:
@@ -128,6 +98,10 @@ def _in_module(module: str, *names: str) -> dict[str, str]:
 
 BASELINES = ("majority", "logistic-regression", "ridge-regression", "gradient-boosting")
 RECIPES = ("auto", "erm++", "lp-ft", "miro", "swad")
+WILDS = ("amazon", "camelyon17", "civilcomments", "fmow", "iwildcam", "poverty")
+DIGITS = ("coloured-digits", "coloured-mnist", "rotated-digits", "rotated-mnist")
+FOLDERS = ("domainnet", "office-home", "pacs", "terra-incognita", "vlcs")
+SMALL = ("linear", "mlp", "mnist-cnn", "pixel-linear", "small-cnn", "sprite-cnn", "tabular", "tfidf-linear")
 ALGORITHMS = Registry(
     "algorithm",
     {
@@ -140,13 +114,9 @@ ALGORITHMS = Registry(
 DATASETS = Registry(
     "dataset",
     {
-        **_in_module(
-            "datasets.wilds", "amazon", "camelyon17", "civilcomments", "fmow", "iwildcam", "poverty"
-        ),
-        **_in_module(
-            "datasets.digits", "coloured-digits", "coloured-mnist", "rotated-digits", "rotated-mnist"
-        ),
-        **_in_module("datasets.folders", "domainnet", "office-home", "pacs", "terra-incognita", "vlcs"),
+        **_in_module("datasets.wilds", *WILDS),
+        **_in_module("datasets.digits", *DIGITS),
+        **_in_module("datasets.folders", *FOLDERS),
         **_in_module("datasets.cdsprites", "cdsprites"),
         **_in_module("datasets.linear", "linear"),
         **_in_module("datasets.own", "image-folder", "manifest"),
@@ -155,5 +125,4 @@ DATASETS = Registry(
     reserved=("python",),
     needs=("load", "SUMMARY", "PAPER"),
 )
-SMALL = ("linear", "mlp", "mnist-cnn", "pixel-linear", "small-cnn", "sprite-cnn", "tabular", "tfidf-linear")
 MODELS = Registry("model", _in_module("models.small", *SMALL), needs=("build",))

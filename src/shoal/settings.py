@@ -1,15 +1,18 @@
-"""What an argument may be, declared once: in the signature of what takes it, with its default. ::
+"""What an argument may be, declared once, with its default: in the signature of the function that takes it.
 
-    def __init__(self, *, tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1))] = 1.0, depth: int = 3)
+The hyperparameters of an algorithm are annotated attributes of its class, and what a random search samples
+them from is part of the annotation::
 
-pydantic checks values against the annotations. The hyperparameters of an algorithm are the keyword arguments
-of its constructor; what a random search samples them from is part of the annotations.
+    tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1))] = 1.0
+
+pydantic checks values against the annotations.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,14 +110,14 @@ def coerce(annotation: Any, value: Any, name: str, of: str = "", *, strict: bool
     Raises:
         InputError: the value is not of that type, or out of range.
     """
-    adapter, problems = _adapter(annotation), []
+    errors = []
     for candidate in (value, *_plain(value)):
         try:
-            return adapter.validate_python(candidate, strict=strict)
+            return _adapter(annotation).validate_python(candidate, strict=strict)
         except ValidationError as error:
-            problems.append(error)
+            errors.append(error)
     choices = [str(c) for kind in _parts(annotation, Literal) for c in typing.get_args(kind)]
-    text = f"must be {_expected(problems[0])}, got {shown(value)}.{did_you_mean(value, choices)}"
+    text = f"must be {_expected(errors[0])}, got {shown(value)}.{did_you_mean(value, choices)}"
     raise (InputError(f"{name} of {of} {text}") if of else InputError(text, name)) from None
 
 
@@ -143,35 +146,23 @@ def _checkable(annotation: Any) -> Any:
         return typing.cast(Any, Mapping)[Any, _checkable(parts[1])]
     if origin in (Sequence, list, tuple):
         return typing.cast(Any, origin)[tuple(p if p is ... else _checkable(p) for p in parts)]
-    if origin is Callable or annotation is Callable:
+    if Callable in (origin, annotation):
         return Callable[..., Any]
     if annotation in (int, float, str, bool, Path, type(None), object, Any) or origin is Literal:
         return annotation
-    if origin is None and isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
-        is_instance = valid_if(
-            lambda value: isinstance(value, annotation), f"an instance of {annotation.__name__}"
-        )
-        return Annotated[Any, is_instance]
+    if isinstance(annotation, type) and origin is None and not getattr(annotation, "_is_protocol", False):
+        instance = valid_if(lambda v: isinstance(v, annotation), f"an instance of {annotation.__name__}")
+        return Annotated[Any, instance]
     return Any  # a generic class or protocol, such as Dataset[Any], which others imitate
 
 
-WORDS = {
-    **{"greater than or equal to": "at least", "less than or equal to": "at most", "greater than": "above"},
-    **{"less than": "below", "a valid integer": "a whole number", "a valid string": "text"},
-    **{"a valid number": "a number", "a valid boolean": "True or False", "an instance of Path": "a path"},
-    **{"a valid ": "a ", "Input should be ": "", "Value error, ": "", "callable": "a function"},
-}
-"""Of pydantic's messages, shorter."""
-
-
 def _expected(error: ValidationError) -> str:
-    """What would be valid, in words."""
+    """What would be valid, in pydantic's words."""
     found = []
-    for one in error.errors(include_url=False, include_input=False):
-        text = one["msg"].partition(",")[0] if "int" in one["type"] else one["msg"]
-        for long, short in WORDS.items():
-            text = text.replace(long, short)
-        found.append(text)
+    for each in error.errors(include_url=False, include_input=False):
+        text = each["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        text = text.partition(", got ")[0].partition(", unable ")[0]
+        found.append(text.replace("greater than or equal to", "at least").replace("greater than", "above"))
     return " or ".join(dict.fromkeys(found))
 
 
@@ -217,25 +208,22 @@ class Setting(NamedTuple):
 
 
 def settings(function: Callable[..., Any]) -> dict[str, Setting]:
-    """The parameters of a function, or of a class and the parents to which it passes keyword arguments on."""
+    """The named parameters of a function; of a class its annotated attributes that have a default.
+
+    Those are the hyperparameters of an algorithm, with inherited ones.
+    """
     if not inspect.isclass(function):
-        return _declared(function)
+        return {
+            p.name: Setting(p.name, p.default, _annotation(p.annotation, function))
+            for p in inspect.signature(function).parameters.values()
+            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in ("self", "cls")
+        }
     found: dict[str, Setting] = {}
-    for init in (vars(cls)["__init__"] for cls in function.__mro__[:-1] if "__init__" in vars(cls)):
-        found = _declared(init) | found
-        if _variadic(init) is None:
-            break
+    for cls in reversed([each for each in function.__mro__ if not each.__module__.startswith("torch.")]):
+        for name, text in vars(cls).get("__annotations__", {}).items():
+            if name in vars(cls) and "ClassVar" not in str(text):
+                found[name] = Setting(name, vars(cls)[name], _annotation(text, cls))
     return found
-
-
-@functools.cache
-def _declared(function: Callable[..., Any]) -> dict[str, Setting]:
-    """The named parameters of a function, without ``self``."""
-    return {
-        p.name: Setting(p.name, p.default, _annotation(p, function))
-        for p in inspect.signature(function).parameters.values()
-        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in ("self", "cls")
-    }
 
 
 def _variadic(function: Callable[..., Any]) -> inspect.Parameter | None:
@@ -244,17 +232,13 @@ def _variadic(function: Callable[..., Any]) -> inspect.Parameter | None:
     return next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
 
 
-def _annotation(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        number = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
-        return int | float if number else Any
+def _annotation(annotation: Any, owner: Any) -> Any:
+    """An annotation of a function or a class, which may be text."""
     if not isinstance(annotation, str):
-        return annotation
-    while isinstance(function, functools.partial):
-        function = function.func
+        return Any if annotation is inspect.Parameter.empty else annotation
+    module = sys.modules.get(getattr(owner, "func", owner).__module__)  # `func` of a functools.partial
     try:
-        return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+        return eval(annotation, getattr(inspect.unwrap(owner), "__globals__", vars(module)))
     except Exception:  # a name that is imported for type checkers only
         return Any
 
@@ -264,7 +248,7 @@ def options_type(function: Callable[..., Any]) -> type | None:
     """The ``TypedDict`` of a function that takes ``**options: Unpack[…]``; ``None`` for others."""
     if (variadic := _variadic(function)) is None or "Unpack[" not in str(variadic.annotation):
         return None
-    found: type = typing.get_args(_annotation(variadic, function))[0]
+    found: type = typing.get_args(_annotation(variadic.annotation, function))[0]
     return found
 
 
@@ -285,34 +269,25 @@ def search_space(function: Callable[..., Any], size: Size = "small") -> dict[str
 
 def checked(function: Function) -> Function:
     """Check the arguments of a function or a constructor, by name and by type, whenever it is called."""
-    signature, variadic = inspect.signature(function), _variadic(function)
+    parameters, variadic = inspect.signature(function).parameters, _variadic(function)
+    positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
     @functools.cache
     def hints() -> dict[str, Any]:
         options = options_type(function)
         found = {} if options is None else typing.get_type_hints(options, include_extras=True)
-        return found | {name: setting.annotation for name, setting in _declared(function).items()}
+        return found | {name: setting.annotation for name, setting in settings(function).items()}
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        of = type(args[0]).__name__ if "self" in signature.parameters else ""
-        if variadic is None or options_type(function):
-            for name in kwargs.keys() - hints().keys():
-                near = did_you_mean(name, hints())
-                raise InputError(f"{of or function.__name__} has no option {shown(name)}.{near}")
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise InputError(f"{of or function.__name__}: {error}.") from None
+        of = type(args[0]).__name__ if "self" in parameters else ""
 
         def good(name: str, value: Any) -> Any:
             return coerce(hints()[name], value, name, of) if name in hints() else value
 
-        for name, value in bound.arguments.items():
-            if variadic is not None and name == variadic.name:
-                bound.arguments[name] = {key: good(key, each) for key, each in value.items()}
-            else:
-                bound.arguments[name] = good(name, value)
-        return function(*bound.args, **bound.kwargs)
+        if variadic is None or options_type(function):
+            check_names(f"option of {of or function.__name__}:", kwargs, hints())
+        first = [*map(good, positional, args), *args[len(positional) :]]
+        return function(*first, **{name: good(name, value) for name, value in kwargs.items()})
 
     return wrapped  # type: ignore[return-value]

@@ -297,7 +297,7 @@ class TestFish:
             trained("fish", torch.optim.NAdam, 1, inner_state=2)
         start, end = network(norm=True).state_dict(), trained("fish", SGD, 1, norm=True, meta_lr=1.0)
         kept, blended = (
-            trained("fish", SGD, 1, norm=True, meta_lr=0.2, buffers=b) for b in ("keep", "interpolate")
+            trained("fish", SGD, 1, norm=True, meta_lr=0.2, interpolate_buffers=b) for b in (False, True)
         )
         for name in ("features.1.running_mean", "features.1.running_var"):
             torch.testing.assert_close(kept[name], end[name], rtol=0, atol=0)
@@ -417,7 +417,7 @@ class TestSchedules:
     )
     def test_the_weight_rises_after_the_start(self, case: str, weights: list[float]) -> None:
         pair, final = Pair(case, SGD), CASES[case][0]["weight"]
-        pair.algorithm.weight.start, pair.algorithm.weight.ramp = 1, 2
+        pair.algorithm.schedule.start, pair.algorithm.schedule.ramp = 1, 2
         rise = weights if case in ("irm", "vrex") else [w * final for w in weights]
         pair.reference.weights = chain(rise, repeat(final))
         for step in range(4):
@@ -427,8 +427,8 @@ class TestSchedules:
     def test_a_fraction_is_of_the_training(self) -> None:
         model = network()
         made = build("coral", model, cross_entropy, Task(3, 3, steps=100), start=0.29, ramp=0.1)
-        assert (made.weight.start, made.weight.ramp) == (29, 10)
-        assert build("coral", model, cross_entropy, Task(3, 3), start=0.1).weight.start == 500
+        assert (made.schedule.start, made.schedule.ramp) == (29, 10)
+        assert build("coral", model, cross_entropy, Task(3, 3), start=0.1).schedule.start == 500
 
 
 class TestStateOfDomains:

@@ -74,7 +74,7 @@ def test_nothing_to_search_is_the_mean_of_the_losses(settings: dict[str, Any]) -
     found = trained("gga", MOMENTUM, 5, **{"start": 0, "length": 2, "trials": 3, "radius": 0.5} | settings)
     torch.testing.assert_close(found, trained("erm-by-domain", MOMENTUM, 5), rtol=1e-10, atol=1e-10)
     made = build("gga", network(), cross_entropy, Task(3, 3, steps=5001))
-    assert (made.start, made.end) == (100, 200)
+    assert (made.first, made.end) == (100, 200)
 
 
 def test_trials_change_neither_buffers_nor_random_numbers() -> None:

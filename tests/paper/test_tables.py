@@ -147,7 +147,7 @@ def test_recipes_are_as_published(line: str, data: Path) -> None:
         assert config.schedule == (f"step:0.96:{epoch}" if falls == "yes" and not inner else None)
         expected = {"meta_lr": pytest.approx(epsilon, rel=1e-6), "inner_state": "carry"}
         if authors:
-            expected |= {"buffers": "interpolate", "inner_state": max(1, epoch)}
+            expected |= {"interpolate_buffers": True, "inner_state": max(1, epoch)}
         assert config.settings == (expected if inner else {})
 
 

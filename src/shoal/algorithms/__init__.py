@@ -16,22 +16,19 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 from torch import nn
 
 from shoal.algorithms.base import Algorithm, Loss
 from shoal.data.batch import TASKS, Task
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError, check_names, shown
 from shoal.options import Draw
 from shoal.registry import ALGORITHMS as registry
 from shoal.registry import spelled
-from shoal.settings import check, checked, settings, shown
+from shoal.settings import check, settings
 
-REFERENCE = re.compile(
-    r"((?P<file>.+\.py)(:(?P<cls>\w+))?|(?P<module>\w+(\.\w+)+):(?P<name>\w+))(@(?P<digest>[0-9a-f]{16}))?"
-)
+REFERENCE = re.compile(r"(?P<place>.+\.py|\w+(\.\w+)+(?=:))(:(?P<cls>\w+))?(@(?P<digest>[0-9a-f]{16}))?")
 """``my_algorithm.py``, ``my_algorithm.py:MyClass`` or ``package.module:MyClass``, then the file's digest."""
 
 
@@ -54,37 +51,48 @@ def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
         raise InputError(f"algorithm must be a name or a subclass of Algorithm, got {shown(name)}.")
     if (parts := REFERENCE.fullmatch(name)) is None:
         package = registry.package_of(name)
-        whose = f"algorithm {name!r} of the package {package}: " if package else ""
-        return _defined_in(registry.module(name), whose)
-    if parts["file"]:
-        digest = _digest(parts["file"])
-        module = _loaded_file(Path(parts["file"]), digest)
-    else:
-        try:
-            module = importlib.import_module(parts["module"])
-        except ImportError as error:
-            raise InputError(f"algorithm {name!r} cannot be imported: {error}.") from error
-        digest = _digest(module.__file__)
+        whose = f" of the package {package}" if package else ""
+        return _class_in(registry.module(name), f"algorithm {name!r}{whose}")
+    module, digest = _load(parts["place"])
     if parts["digest"] not in (None, digest):
-        place = parts["file"] or parts["module"]
-        raise InputError(f"{place!r} has changed since the run was planned; repeat the command.")
-    return _defined_in(module, name=parts["cls"] or parts["name"])
+        raise InputError(f"{parts['place']!r} has changed since the run was planned; repeat the command.")
+    return _class_in(module, repr(parts["place"]), parts["cls"])
 
 
-def _defined_in(module: Any, whose: str = "", name: str | None = None) -> type[Algorithm]:
+def _class_in(module: Any, whose: str, name: str | None = None) -> type[Algorithm]:
     """The class ``name`` of a module, or the last algorithm that it defines; a class is itself."""
-    every = list(vars(module).values()) if inspect.ismodule(module) else [module]
+    every = [module] if inspect.isclass(module) else getattr(module, "__dict__", {}).values()
     place = getattr(module, "__module__", None) or getattr(module, "__name__", None)
-    found = [c for c in every if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == place]
-    if name is not None:
-        check_names("algorithm", [name], [c.__name__ for c in found])
-        found = [c for c in found if c.__name__ == name]
+    own = [c for c in every if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == place]
+    found = {c.__name__: c for c in own}
     if not found:
-        what = getattr(module, "__file__", None) or getattr(module, "__name__", shown(module))
-        raise InputError(
-            f"{whose}{what} is not, and does not define, a subclass of shoal.algorithms.Algorithm."
-        )
-    return found[-1]
+        raise InputError(f"{whose} is not, and does not define, a subclass of shoal.algorithms.Algorithm.")
+    if name is not None:
+        check_names(f"algorithm in {whose}", [name], found)
+        return found[name]
+    return own[-1]
+
+
+def _load(place: str) -> tuple[Any, str]:
+    """A module by its name or file, imported once for each content of the file, and a digest of that."""
+    try:
+        if not place.endswith(".py"):
+            module = importlib.import_module(place)
+            return module, _digest(module.__file__)
+        digest = _digest(place)
+        if (name := f"shoal_algorithm_{digest}") not in sys.modules:
+            spec: Any = importlib.util.spec_from_file_location(name, Path(place).expanduser())
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+        return sys.modules[name], digest
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
+        raise InputError(f"{place!r} cannot be loaded: {type(error).__name__}: {error}.") from error
 
 
 def _digest(path: str | None) -> str:
@@ -92,22 +100,6 @@ def _digest(path: str | None) -> str:
         return hashlib.sha256(Path(path or "").expanduser().read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise InputError(f"the algorithm's file {path!r} cannot be read: {error.strerror}.") from error
-
-
-def _loaded_file(path: Path, digest: str) -> ModuleType:
-    """The module in a file, loaded once for each content."""
-    name = f"shoal_algorithm_{digest}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path.expanduser())
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
-            del sys.modules[name]
-            raise InputError(f"{str(path)!r} cannot be loaded: {type(error).__name__}: {error}.") from error
-    return sys.modules[name]
 
 
 def reference(algorithm: str | type[Algorithm]) -> str:
@@ -128,7 +120,7 @@ def reference(algorithm: str | type[Algorithm]) -> str:
     cls = algorithm_class(algorithm)
     if parts is None and cls.__module__.startswith(f"{__name__}."):
         return spelled(cls.__module__.rpartition(".")[2])
-    place = (parts["file"] or parts["module"]) if parts else _place(cls)
+    place = parts["place"] if parts else _place(cls)
     file = place if place.endswith(".py") else inspect.getsourcefile(cls)
     return f"{place}:{cls.__name__}@{_digest(file)}"
 
@@ -142,7 +134,7 @@ def _place(cls: type[Algorithm]) -> str:
             "where other processes cannot load it. Put it in a file of its own, such as my_algorithm.py, and "
             f"use 'my_algorithm.py:{cls.__name__}' or import the class from there."
         )
-    if "." in cls.__module__ and not cls.__module__.startswith("shoal_algorithm_"):
+    if "." in cls.__module__:
         return cls.__module__
     relative = os.path.relpath(file)
     return str(file) if relative.startswith(os.pardir) else relative
@@ -161,49 +153,14 @@ def display_name(name: str) -> str:
     """Return the name of an algorithm in tables: the name of the class for one from a file."""
     algorithm, draw = split_draw(name)
     if parts := REFERENCE.fullmatch(algorithm):
-        algorithm = parts["cls"] or parts["name"] or Path(parts["file"]).stem
+        algorithm = parts["cls"] or Path(parts["place"]).stem
     return f"{algorithm}:{draw}" if draw else algorithm
 
 
 def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
-    """Return the hyperparameters of an algorithm, with their defaults.
-
-    Args:
-        algorithm: subclass of :class:`Algorithm`.
-
-    Returns:
-        Default value of each hyperparameter, including inherited ones.
-    """
-    other = {"model", "loss", "task"} | (set() if algorithm.needs_features else {"features"})
+    """Return the hyperparameters of an algorithm, including inherited ones, with their defaults."""
+    other = () if algorithm.needs_features else ("features",)
     return {name: s.default for name, s in settings(algorithm).items() if name not in other}
-
-
-@checked
-def build(
-    algorithm: str | type[Algorithm], model: nn.Module, loss: Loss, task: Task, **settings: Any
-) -> Algorithm:
-    """Build an algorithm.
-
-    Args:
-        algorithm: name of an algorithm, or a subclass of :class:`Algorithm`.
-        model: model to train.
-        loss: ``loss(output, y)``, a mean over examples.
-        task: number of domains and classes, and kind of the task.
-        **settings: hyperparameters of the algorithm.
-
-    Returns:
-        The algorithm.
-
-    Raises:
-        InputError: a hyperparameter is unknown or has an invalid value, or the algorithm does not support
-            the task.
-    """
-    cls = algorithm_class(algorithm)
-    settings = check_settings(cls, settings)
-    if task.kind not in cls.tasks:
-        known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
-        raise InputError(f"{cls.__name__} supports {known}, and this task is {task.kind}.")
-    return cls(model, loss, task, **settings)
 
 
 def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,6 +175,30 @@ def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, 
     """
     check_names(f"setting of {cls.__name__}:", given, settings_of(cls))
     return check(cls, given, cls.__name__)
+
+
+def build(
+    algorithm: str | type[Algorithm], model: nn.Module, loss: Loss, task: Task, **settings: Any
+) -> Algorithm:
+    """Build an algorithm.
+
+    Args:
+        algorithm: name of an algorithm, or a subclass of :class:`Algorithm`.
+        model: model to train.
+        loss: ``loss(output, y)``, a mean over examples.
+        task: number of domains and classes, and kind of the task.
+        **settings: hyperparameters of the algorithm.
+
+    Raises:
+        InputError: a hyperparameter is unknown or has an invalid value, or the algorithm does not support
+            the task.
+    """
+    cls = algorithm_class(algorithm)
+    settings = check_settings(cls, settings)
+    if task.kind not in cls.tasks:
+        known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
+        raise InputError(f"{cls.__name__} supports {known}, and this task is {task.kind}.")
+    return cls(model, loss, task, **settings)
 
 
 def __getattr__(name: str) -> type[Algorithm]:

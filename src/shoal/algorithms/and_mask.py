@@ -5,14 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from torch import nn
-
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
-from shoal.data.batch import MetaBatch, Task
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
+from shoal.data.batch import MetaBatch
 from shoal.gradients import and_mask
 from shoal.settings import Range, uniform
-
-Threshold = Annotated[float, Range(0, 1, search=uniform(0.5, 1.0))]
 
 
 class ANDMask(Algorithm):
@@ -30,10 +26,7 @@ class ANDMask(Algorithm):
     family = "gradient surgery"
     reference = "Parascandolo et al. 2021"
     min_domains = 2
-
-    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, tau: Threshold = 1.0) -> None:
-        super().__init__(model, loss, task)
-        self.tau = tau
+    tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1.0))] = 1.0
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         return self.combined_gradient(batch, engine, partial(and_mask, tau=self.tau))

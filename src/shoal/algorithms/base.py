@@ -18,7 +18,6 @@ from shoal.models.calling import arguments
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
 from shoal.options import Draw as Draw
-from shoal.settings import checked
 from shoal.tensors import map_nest
 
 if TYPE_CHECKING:
@@ -31,13 +30,7 @@ Step = int | Tensor
 
 
 class Outputs(NamedTuple):
-    """What a forward pass of a meta-batch returns.
-
-    Attributes:
-        output: output of the model.
-        features: features (B, d), if the algorithm uses them.
-        batch: the meta-batch.
-    """
+    """What a forward pass of a meta-batch returns: output, features (B, d) if used, and the batch."""
 
     output: Any
     features: Any
@@ -56,10 +49,8 @@ class Outputs(NamedTuple):
     def logits(self) -> Tensor:
         """The output, which must be one tensor."""
         if not isinstance(self.output, Tensor):
-            raise InputError(
-                "the algorithm needs a model whose output is one tensor, "
-                f"and this one returns a {type(self.output).__name__}."
-            )
+            kind = type(self.output).__name__
+            raise InputError(f"the algorithm needs a model that returns one tensor, not a {kind}.")
         return self.output
 
     def split(self) -> list[Outputs]:
@@ -75,19 +66,18 @@ Forward = Callable[[MetaBatch], Outputs]
 
 
 class Engine(Protocol):
-    """What an algorithm trains with; :class:`shoal.training.engine.Engine` is the one that does it."""
+    """What an algorithm trains with; :class:`shoal.training.engine.Engine` is the one that does it.
+
+    ``params`` is what the optimizer trains; a gradient is a list with one tensor for each. ``share`` is the
+    fraction of every block that this process has, 1 where it is alone.
+    """
 
     params: list[Tensor]
-    """What the optimizer trains; a gradient is a list with one tensor for each."""
     optimizer: Optimizer
     share: float
-    """The fraction of every block that this process has; 1 where it is alone."""
 
     def forward(self, batch: MetaBatch, part: nn.Module | None = None) -> Outputs:
-        """A forward pass of the model, or of a part of it, in the precision of the training.
-
-        Outputs are in full precision.
-        """
+        """A forward pass of the model, or a part of it, in the precision of the training; outputs in fp32."""
 
     def mean_gradient(
         self, batch: MetaBatch, objective: Objective | None = None, forward: Forward | None = None
@@ -111,11 +101,10 @@ class Engine(Protocol):
 
 
 class DomainBed(NamedTuple):
-    """How DomainBed's protocol trains an algorithm."""
+    """How DomainBed's protocol trains an algorithm, and options of its Adam beside those that it searches."""
 
     settings: Mapping[str, Any]
     optimizer: Mapping[str, Any] = {}
-    """Options of its Adam, beside those that the protocol searches."""
 
 
 class Algorithm(nn.Module):
@@ -127,10 +116,11 @@ class Algorithm(nn.Module):
     * :meth:`gradient` if it combines the gradients of the domains,
     * :meth:`step` if it is an update rule,
 
-    and sets how its batches are sampled. Its hyperparameters are keyword arguments of ``__init__``, annotated
-    with their ranges (:mod:`shoal.settings`) and with the defaults of the paper; they are checked before
-    ``__init__`` is called. State between steps must be in parameters or buffers, so that it is saved with the
-    model. Steps are counted from 0; while a step is made a CUDA graph, its number is a tensor on the device.
+    and sets how its batches are sampled. Its hyperparameters are attributes of the class, annotated with
+    their ranges (:mod:`shoal.settings`), with the defaults of the paper; :func:`shoal.algorithms.build`
+    checks what is given instead. What is made from them is made in :meth:`setup`. State between steps must be
+    in parameters or buffers, so that it is saved with the model. Steps are counted from 0; while a step is
+    made a CUDA graph, its number is a tensor on the device.
 
     Args:
         model: model to train.
@@ -138,6 +128,7 @@ class Algorithm(nn.Module):
         task: number of domains and classes, and kind of the task.
         features: for algorithms that use features: name of the layer that returns them (default: the input of
             the last linear layer).
+        **settings: hyperparameters.
     """
 
     family: ClassVar[str] = ""
@@ -145,8 +136,8 @@ class Algorithm(nn.Module):
     draw: ClassVar[Draw] = "domains"
     """How batches are sampled (see :class:`~shoal.data.DomainBatchSampler`)."""
     needs_features: ClassVar[bool] = False
-    """Uses ``out.features``: the output of ``model.features`` of a :class:`~shoal.models.FeatureModel`, and
-    what a :class:`~shoal.models.FeatureExtractor` records of any other model."""
+    """Uses ``out.features``: of a :class:`~shoal.models.FeatureModel` its features, of others what a
+    :class:`~shoal.models.FeatureExtractor` records."""
     min_domains: ClassVar[int] = 1
     """Domains that a step needs."""
     tasks: ClassVar[frozenset[str]] = frozenset(TASKS)
@@ -155,24 +146,26 @@ class Algorithm(nn.Module):
     """Examples may have weights: it takes every loss from :meth:`losses`."""
     plain_mean: ClassVar[bool] = False
     """Takes the loss for the plain mean of its examples' losses: no class weights, for instance."""
-    second_order: bool = False
+    second_order = False
     """Differentiates the model twice, by itself: compiled models and the penalty of MIRO cannot be used."""
-    per_domain: bool = False
+    per_domain = False
     """One forward pass per domain, so that BatchNorm computes its statistics per domain."""
+    features: str | None = None
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if "__init__" in vars(cls):
-            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
-
-    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, features: str | None = None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, **settings: Any) -> None:
         super().__init__()
         self.model, self.loss, self.task = model, loss, task
         self.terms = find_terms(loss)
+        for name, value in settings.items():
+            setattr(self, name, value)
         self.extractor: FeatureExtractor | None = None
-        if self.needs_features and (features is not None or not isinstance(model, FeatureModel)):
-            self.extractor = FeatureExtractor(model, features)
+        if self.needs_features and (self.features is not None or not isinstance(model, FeatureModel)):
+            self.extractor = FeatureExtractor(model, self.features)
             self.extractor.close()
+        self.setup()
+
+    def setup(self) -> None:
+        """Make what the steps need from the hyperparameters, at the end of the construction."""
 
     # The three seams, from the smallest on
 

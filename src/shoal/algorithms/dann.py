@@ -6,22 +6,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import (
-    Algorithm,
-    DomainBed,
-    Engine,
-    Gradient,
-    Log,
-    Loss,
-    Outputs,
-    Step,
-    check_state,
-)
+from shoal.algorithms.base import Algorithm, DomainBed, Engine, Gradient, Log, Outputs, Step, check_state
 from shoal.algorithms.penalty import BatchNorm, Schedule, Steps
-from shoal.data.batch import MetaBatch, Task
+from shoal.data.batch import MetaBatch
 from shoal.errors import InputError
 from shoal.gradients import gradient
 from shoal.penalties import DomainDiscriminator
@@ -62,44 +52,40 @@ class DANN(Algorithm):
     reference = "Ganin et al. 2016"
     min_domains = 2
     needs_features = True
+    weight: Annotated[float, Range(0, search=log10(-2, 2))] = 1.0
+    start: Steps = 0
+    ramp: Steps = 0
+    form: Literal["joint", "domainbed"] = "joint"
+    discriminator_steps: Annotated[int, Range(1, 100, search=log2(0, 3))] = 1
+    gradient_penalty: Annotated[float, Range(0, search=log10(-2, 1))] = 0.0
+    discriminator_lr: Annotated[float, RATE] = 1e-3
+    discriminator_weight_decay: Annotated[float, Range(0, 1e6, search=log10(-6, -2))] = 0.0
+    beta1: Annotated[float, Range(0, below=1, search=choice(0.0, 0.5))] = 0.5
+    width: Annotated[int, Range(1, 2**14, search=log2(6, 10))] = 256
+    depth: Annotated[int, Range(1, 100, search=choice(3, 4, 5))] = 3
+    dropout: Annotated[float, Range(0, below=1, search=choice(0.0, 0.1, 0.5))] = 0.0
+    batch_norm: BatchNorm = "pooled"
     conditional: ClassVar[bool] = False
     """The discriminator also gets the class."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        weight: Annotated[float, Range(0, search=log10(-2, 2))] = 1.0,
-        start: Steps = 0,
-        ramp: Steps = 0,
-        form: Literal["joint", "domainbed"] = "joint",
-        discriminator_steps: Annotated[int, Range(1, 100, search=log2(0, 3))] = 1,
-        gradient_penalty: Annotated[float, Range(0, search=log10(-2, 1))] = 0.0,
-        discriminator_lr: Annotated[float, RATE] = 1e-3,
-        discriminator_weight_decay: Annotated[float, Range(0, 1e6, search=log10(-6, -2))] = 0.0,
-        beta1: Annotated[float, Range(0, below=1, search=choice(0.0, 0.5))] = 0.5,
-        width: Annotated[int, Range(1, 2**14, search=log2(6, 10))] = 256,
-        depth: Annotated[int, Range(1, 100, search=choice(3, 4, 5))] = 3,
-        dropout: Annotated[float, Range(0, below=1, search=choice(0.0, 0.1, 0.5))] = 0.0,
-        batch_norm: BatchNorm = "pooled",
-        features: str | None = None,
-    ) -> None:
-        super().__init__(model, loss, task, features=features)
-        self.per_domain, self.alternates = batch_norm == "per-domain", form == "domainbed"
-        self.weight = Schedule(weight, start, ramp, steps=task.steps)
-        self.rounds, self.gradient_penalty = discriminator_steps, gradient_penalty
-        self.adam: Any = {"lr": discriminator_lr, "weight_decay": discriminator_weight_decay}
-        self.adam["betas"] = beta1, 0.9
+    def setup(self) -> None:
+        name, task = type(self).__name__, self.task
+        self.per_domain, self.alternates = self.batch_norm == "per-domain", self.form == "domainbed"
+        self.schedule = Schedule(self.weight, self.start, self.ramp, steps=task.steps)
         if task.features is None:
-            raise InputError(f"{type(self).__name__} requires the number of features: Task(…, features=…).")
-        last = width if depth > 1 else task.features
-        check_state(type(self).__name__, task.domains, last, "an output of the discriminator")
-        classes = task.classes if self.conditional else None
-        self.discriminator = DomainDiscriminator(
-            task.features, task.domains, width=width, depth=depth, dropout=dropout, classes=classes
-        ).to(next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32))
+            raise InputError(f"{name} requires the number of features: Task(…, features=…).")
+        last = self.width if self.depth > 1 else task.features
+        check_state(name, task.domains, last, "an output of the discriminator")
+        made = DomainDiscriminator(
+            task.features,
+            task.domains,
+            width=self.width,
+            depth=self.depth,
+            dropout=self.dropout,
+            classes=task.classes if self.conditional else None,
+        )
+        dtypes = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        self.discriminator = made.to(next(dtypes, torch.float32))
 
     @classmethod
     def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
@@ -107,10 +93,12 @@ class DANN(Algorithm):
         return DomainBed({**settings, "form": "domainbed"}, {"betas": [settings["beta1"], 0.9]})
 
     def auxiliary_optimizers(self) -> dict[str, Optimizer]:
-        return {"discriminator": torch.optim.Adam(self.discriminator.parameters(), **self.adam)}
+        options: Any = {"lr": self.discriminator_lr, "weight_decay": self.discriminator_weight_decay}
+        adam = torch.optim.Adam(self.discriminator.parameters(), betas=(self.beta1, 0.9), **options)
+        return {"discriminator": adam}
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
-        if self.alternates and (int(step) + 1) % (1 + self.rounds) != self.rounds:
+        if self.alternates and (int(step) + 1) % (1 + self.discriminator_steps) != self.discriminator_steps:
             with torch.no_grad():
                 out = engine.gather(engine.forward(batch))
             loss = self.train_discriminator(engine, out)
@@ -119,7 +107,7 @@ class DANN(Algorithm):
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         def both(out: Outputs) -> tuple[Tensor, Log]:
-            for _ in range(0 if self.alternates else self.rounds):
+            for _ in range(0 if self.alternates else self.discriminator_steps):
                 self.train_discriminator(engine, out)
             return self.objective(out, step)
 
@@ -135,7 +123,7 @@ class DANN(Algorithm):
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses = self.losses(out)
         loss = self.discriminator_loss(out, out.features, self.gradient_penalty if self.alternates else 0.0)
-        total = losses.mean() - self.weight.times(loss, step)
+        total = losses.mean() - self.schedule.times(loss, step)
         return total, {"losses": losses.detach(), "discriminator": loss.detach()}
 
     def discriminator_loss(self, out: Outputs, features: Tensor, penalty: float) -> Tensor:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.algorithms.base import Engine, Gradient, Log, Loss, Outputs, Step
-from shoal.algorithms.sam import SAM, Radius
-from shoal.data.batch import MetaBatch, Task
+from shoal.algorithms.base import Engine, Gradient, Log, Outputs, Step
+from shoal.algorithms.sam import SAM
+from shoal.data.batch import MetaBatch
 from shoal.settings import Range, log10
-
-Weight = Annotated[float, Range(0, search=log10(-2, 0))]
 
 
 class DISAM(SAM):
@@ -31,12 +29,7 @@ class DISAM(SAM):
     reference = "Zhang et al. 2024"
     draw = "domains"
     min_domains = 2
-
-    def __init__(
-        self, model: nn.Module, loss: Loss, task: Task, *, rho: Radius = 0.05, weight: Weight = 0.1
-    ) -> None:
-        super().__init__(model, loss, task, rho=rho)
-        self.weight = weight
+    weight: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1
 
     def perturbation_loss(self, out: Outputs) -> tuple[Tensor, Log]:
         losses = self.losses(out)

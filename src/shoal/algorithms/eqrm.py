@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, DomainBed, Engine, Log, Loss, Outputs, Step
+from shoal.algorithms.base import Algorithm, DomainBed, Engine, Log, Outputs, Step
 from shoal.algorithms.penalty import FRACTION, STEPS, USUAL_STEPS, BatchNorm, Schedule
-from shoal.data.batch import MetaBatch, Task
+from shoal.data.batch import MetaBatch
 from shoal.penalties import Blocks, quantile_risk
 from shoal.settings import Range, log10, uniform
 
@@ -41,23 +41,15 @@ class EQRM(Algorithm):
     family = "risk extrapolation"
     reference = "Eastwood et al. 2022"
     min_domains = 2
+    quantile: Annotated[float, Range(above=0, below=1, search=uniform(0.5, 0.99))] = 0.75
+    start: Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=START)] = 0.5
+    quantile_lr: Annotated[float | None, Range(above=0, most=1e6, search=log10(-7, -5))] = None
+    batch_norm: BatchNorm = "pooled"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        quantile: Annotated[float, Range(above=0, below=1, search=uniform(0.5, 0.99))] = 0.75,
-        start: Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=START)] = 0.5,
-        quantile_lr: Annotated[float | None, Range(above=0, most=1e6, search=log10(-7, -5))] = None,
-        batch_norm: BatchNorm = "pooled",
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.per_domain, self.quantile, self.quantile_lr = batch_norm == "per-domain", quantile, quantile_lr
-        self.started = Schedule(1.0, start, steps=task.steps)
-        self.ratio = 1.0
-        """The learning rate after the start over that before."""
+    def setup(self) -> None:
+        self.per_domain = self.batch_norm == "per-domain"
+        self.schedule = Schedule(1.0, self.start, steps=self.task.steps)
+        self.ratio = 1.0  # of the learning rate after the start to that before
 
     @classmethod
     def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
@@ -70,7 +62,7 @@ class EQRM(Algorithm):
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses = self.losses(out)
         quantile = quantile_risk(losses, Blocks([1] * len(losses)), self.quantile)
-        total = losses.mean() + self.started.times(quantile - losses.mean(), step)
+        total = losses.mean() + self.schedule.times(quantile - losses.mean(), step)
         return total, {"losses": losses.detach(), "quantile": quantile.detach()}
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
@@ -81,5 +73,5 @@ class EQRM(Algorithm):
         log = super().step(batch, engine, step)
         with torch.no_grad():
             for p, old in zip(engine.params, before, strict=True):
-                p.add_(self.started.times((self.ratio - 1) * (p - old), step))
+                p.add_(self.schedule.times((self.ratio - 1) * (p - old), step))
         return log

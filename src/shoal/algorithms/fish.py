@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss, Step
-from shoal.data.batch import MetaBatch, Task
+from shoal.algorithms.base import Algorithm, Engine, Log, Step
+from shoal.data.batch import MetaBatch
 from shoal.errors import InputError
 from shoal.settings import Count, Range, choice
 
@@ -28,9 +28,9 @@ class Fish(Algorithm):
         inner_state: ``"carry"`` keeps the moments of the inner optimizer from one inner loop to the next,
             ``"reset"`` resets them; a number resets them every that many steps, as the code of the authors
             does every epoch.
-        buffers: ``"keep"`` keeps buffers such as BatchNorm statistics as they are after the inner loop;
-            ``"interpolate"`` interpolates floating-point buffers like weights, as the code of the authors
-            does, which biases running variances low. Integer buffers are never interpolated.
+        interpolate_buffers: interpolate floating-point buffers such as BatchNorm statistics like weights, as
+            the code of the authors does, which biases running variances low. Otherwise buffers stay as they
+            are after the inner loop.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021.
     """
@@ -38,20 +38,13 @@ class Fish(Algorithm):
     family = "gradient matching"
     reference = "Shi et al. 2021"
     min_domains = 2
+    meta_lr: Annotated[float, Range(above=0, most=1, search=choice(0.05, 0.1, 0.5))] = 0.5
+    inner_state: Literal["carry", "reset"] | Count = "carry"
+    interpolate_buffers: bool = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        meta_lr: Annotated[float, Range(above=0, most=1, search=choice(0.05, 0.1, 0.5))] = 0.5,
-        inner_state: Literal["carry", "reset"] | Count = "carry",
-        buffers: Literal["keep", "interpolate"] = "keep",
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.meta_lr, self.interpolates_buffers = meta_lr, buffers == "interpolate"
-        self.reset_every = inner_state if isinstance(inner_state, int) else int(inner_state == "reset")
+    def setup(self) -> None:
+        state = self.inner_state
+        self.reset_every = state if isinstance(state, int) else int(state == "reset")
 
     def prepare(self, optimizer: Optimizer, lr: float) -> None:
         known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -64,7 +57,7 @@ class Fish(Algorithm):
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
         state = list(engine.params)
-        if self.interpolates_buffers:
+        if self.interpolate_buffers:
             state += [b for b in self.model.buffers() if b.is_floating_point()]
         start = [tensor.detach().clone() for tensor in state]
         self.reset(engine.optimizer, step)

@@ -31,7 +31,6 @@ class Fishr(Penalised):
         start: number of steps for which λ is 0, so that the averages converge; a float is a fraction of the
             training.
         ema: decay κ.
-        **others: other hyperparameters of a penalty: ``ramp`` and ``batch_norm``.
 
     Reference: Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, ICML
     2022.
@@ -42,39 +41,29 @@ class Fishr(Penalised):
     sample_weights = False
     needs_features = True
     plain_mean = True
+    weight: Annotated[float, Range(0, search=log10(1, 4))] = 1000.0
+    start: Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=START)] = 0.3
+    ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        weight: Annotated[float, Range(0, search=log10(1, 4))] = 1000.0,
-        start: Annotated[int, STEPS] | Annotated[float, replace(FRACTION, search=START)] = 0.3,
-        ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
-        features: str | None = None,
-        **others: Any,
-    ) -> None:
-        if features is None and isinstance(model, FeatureModel):
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, **settings: Any) -> None:
+        if settings.get("features") is None and isinstance(model, FeatureModel):
             linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-            features = linear[-1] if linear else "head"
-        super().__init__(model, loss, task, weight=weight, start=start, features=features, **others)
+            settings["features"] = linear[-1] if linear else "head"
+        super().__init__(model, loss, task, **settings)
+
+    def setup(self) -> None:
+        super().setup()
         last = self.extractor.linear if self.extractor else None
         if last is None:
             raise InputError(
                 f"{CLOSED_FORM} the last linear layer of the model: features='layer.name' must name one, got "
-                f"{shown(features)}. shoal.fit finds it."
+                f"{shown(self.features)}. shoal.fit finds it."
             )
         bias = last.bias is not None
-        numbers = last.out_features * (last.in_features + bias)
-        check_state("Fishr", task.domains, numbers, "the variance of every gradient of the last layer")
+        numbers, dtype = last.out_features * (last.in_features + bias), last.weight.dtype
+        check_state("Fishr", self.task.domains, numbers, "the variance of every gradient of the last layer")
         self.variances = FishrVariances(
-            task.domains,
-            last.in_features,
-            last.out_features,
-            bias=bias,
-            ema=ema,
-            dtype=last.weight.dtype,
+            self.task.domains, last.in_features, last.out_features, bias=bias, ema=self.ema, dtype=dtype
         )
 
     def check_input(self, x: Any) -> None:

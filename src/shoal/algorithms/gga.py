@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
 from shoal.algorithms.penalty import Steps, in_steps
-from shoal.data.batch import MetaBatch, Task
+from shoal.data.batch import MetaBatch
 from shoal.gradients import cosine_matrix, moved
 from shoal.replay import preserve_state, random_state
 from shoal.settings import Range, log10
@@ -42,26 +42,18 @@ class GGA(Algorithm):
     family = "gradient matching"
     reference = "Ballas & Diou 2025"
     min_domains = 2
+    start: Steps = 0.02
+    length: Steps = 0.02
+    trials: Annotated[int, Range(1, 10**6)] = 250
+    radius: Annotated[float, Range(0, search=log10(-6, -4))] = 1e-6
+    tolerance: Annotated[float, Range(0)] = 0.1
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        start: Steps = 0.02,
-        length: Steps = 0.02,
-        trials: Annotated[int, Range(1, 10**6)] = 250,
-        radius: Annotated[float, Range(0, search=log10(-6, -4))] = 1e-6,
-        tolerance: Annotated[float, Range(0)] = 0.1,
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.start = in_steps(start, task.steps)
-        self.end = self.start + in_steps(length, task.steps)
-        self.trials, self.radius, self.tolerance = trials, radius, tolerance
+    def setup(self) -> None:
+        self.first = in_steps(self.start, self.task.steps)
+        self.end = self.first + in_steps(self.length, self.task.steps)
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
-        if len(batch.sizes) > 1 and self.start <= int(step) < self.end:
+        if len(batch.sizes) > 1 and self.first <= int(step) < self.end:
             self.search(batch, engine)
         return super().step(batch, engine, step)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Log, Loss, Outputs, Step
+from shoal.algorithms.base import Algorithm, Log, Outputs, Step
 from shoal.algorithms.penalty import BatchNorm
-from shoal.data.batch import Task
 from shoal.penalties import Blocks, GroupWeights, group_dro
 from shoal.settings import Range, log10
 from shoal.tensors import widest
-
-StepSize = Annotated[float, Range(0, search=log10(-3, -1))]
 
 
 class GroupDRO(Algorithm):
@@ -34,20 +31,13 @@ class GroupDRO(Algorithm):
     family = "robust optimisation"
     reference = "Sagawa et al. 2020"
     min_domains = 2
+    step_size: Annotated[float, Range(0, search=log10(-3, -1))] = 0.01
+    batch_norm: BatchNorm = "pooled"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        step_size: StepSize = 0.01,
-        batch_norm: BatchNorm = "pooled",
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.per_domain = batch_norm == "per-domain"
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.weights = GroupWeights(task.domains, step_size, dtype=widest(device))
+    def setup(self) -> None:
+        self.per_domain = self.batch_norm == "per-domain"
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.weights = GroupWeights(self.task.domains, self.step_size, dtype=widest(device))
 
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses = self.losses(out)

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Log, Loss, Outputs, Step
-from shoal.data.batch import Task
+from shoal.algorithms.base import Algorithm, Log, Outputs, Step
 from shoal.errors import InputError
 from shoal.models.head import find_head
 from shoal.settings import Range, log10
@@ -42,21 +41,10 @@ class HessianAlignment(Algorithm):
     min_domains = 2
     needs_features = True
     tasks = frozenset({"classification", "ordinal", "multilabel", "regression"})
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        form: Literal["hgp", "diagonal"] = "hgp",
-        hessian_weight: Annotated[float, Range(0, search=log10(-5, -3))] = 1e-4,
-        gradient_weight: Annotated[float, Range(0, search=log10(-3, -1))] = 0.005,
-        features: str | None = None,
-    ) -> None:
-        super().__init__(model, loss, task, features=features)
-        self.form, self.hessian_weight, self.gradient_weight = form, hessian_weight, gradient_weight
-        self.bias = False
+    form: Literal["hgp", "diagonal"] = "hgp"
+    hessian_weight: Annotated[float, Range(0, search=log10(-5, -3))] = 1e-4
+    gradient_weight: Annotated[float, Range(0, search=log10(-3, -1))] = 0.005
+    bias = False
 
     def check_input(self, x: Any) -> None:
         super().check_input(x)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from torch import nn
-
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
 from shoal.algorithms.penalty import Schedule, Steps
-from shoal.data.batch import MetaBatch, Task
-from shoal.gradients import Method, match
+from shoal.data.batch import MetaBatch
+from shoal.gradients import Measure, Method, match
 from shoal.settings import Range, choice, log10
 
 
@@ -42,26 +40,19 @@ class IDGM(Algorithm):
     reference = "Shi et al. 2021"
     min_domains = 2
     second_order = True
+    gamma: Annotated[float, Range(0, 1e30, search=log10(-2, 1))] = 1.0
+    normalize: bool = True
+    trust: Annotated[float | None, Range(above=0, search=choice(0.5, 0.8, 0.9))] = 0.9
+    start: Steps = 0
+    ramp: Steps = 0
+    method: Method = "exact"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        gamma: Annotated[float, Range(0, 1e30, search=log10(-2, 1))] = 1.0,
-        normalize: bool = True,
-        trust: Annotated[float | None, Range(above=0, search=choice(0.5, 0.8, 0.9))] = 0.9,
-        start: Steps = 0,
-        ramp: Steps = 0,
-        method: Method = "exact",
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.trust = trust
-        self.gamma = Schedule(gamma, start, ramp, steps=task.steps)
-        self.matching = partial(match, measure="cosine" if normalize else "gip", method=method, model=model)
+    def setup(self) -> None:
+        self.schedule = Schedule(self.gamma, self.start, self.ramp, steps=self.task.steps)
+        measure: Measure = "cosine" if self.normalize else "gip"
+        self.matching = partial(match, measure=measure, method=self.method, model=self.model)
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         losses = [partial(self.block_loss, engine, block) for block in batch.split()]
         found = self.matching(losses, engine.params, average=engine.average)
-        return found.gradient(-self.gamma(step), self.trust), {"losses": found.losses, "gip": found.value}
+        return found.gradient(-self.schedule(step), self.trust), {"losses": found.losses, "gip": found.value}

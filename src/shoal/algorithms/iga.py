@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from torch import nn
-
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
 from shoal.algorithms.penalty import Schedule, Steps
-from shoal.data.batch import MetaBatch, Task
+from shoal.data.batch import MetaBatch
 from shoal.gradients import Method, match
 from shoal.settings import Range, log10
 
@@ -35,23 +33,16 @@ class IGA(Algorithm):
     reference = "Koyama & Yamaguchi 2020"
     min_domains = 2
     second_order = True
+    weight: Annotated[float, Range(0, 1e30, search=log10(1, 5))] = 1000.0
+    start: Steps = 0
+    ramp: Steps = 0
+    method: Method = "exact"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        weight: Annotated[float, Range(0, 1e30, search=log10(1, 5))] = 1000.0,
-        start: Steps = 0,
-        ramp: Steps = 0,
-        method: Method = "exact",
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.weight = Schedule(weight, start, ramp, steps=task.steps)
-        self.matching = partial(match, measure="variance", method=method, model=model)
+    def setup(self) -> None:
+        self.schedule = Schedule(self.weight, self.start, self.ramp, steps=self.task.steps)
+        self.matching = partial(match, measure="variance", method=self.method, model=self.model)
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         losses = [partial(self.block_loss, engine, block) for block in batch.split()]
         found = self.matching(losses, engine.params, average=engine.average)
-        return found.gradient(self.weight(step)), {"losses": found.losses, "penalty": found.value}
+        return found.gradient(self.schedule(step)), {"losses": found.losses, "penalty": found.value}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-from torch import Tensor, nn
-
-from shoal.algorithms.base import Loss, Outputs
+from shoal.algorithms.base import Outputs
 from shoal.algorithms.penalty import LargeWeight, LateSteps, Penalised
-from shoal.data.batch import Task
 from shoal.penalties import irm
 
 
@@ -25,7 +22,6 @@ class IRM(Penalised):
     Args:
         weight: weight λ of the penalty.
         start: number of steps before it; a float is a fraction of the training.
-        **others: other hyperparameters of a penalty, such as ``batch_norm``.
 
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """
@@ -34,18 +30,8 @@ class IRM(Penalised):
     reference = "Arjovsky et al. 2019"
     sample_weights = False
     before = 1.0
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        weight: LargeWeight = 100.0,
-        start: LateSteps = 0.1,
-        **others: Any,
-    ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, **others)
+    weight: LargeWeight = 100.0
+    start: LateSteps = 0.1
 
     def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
         return irm(out.logits, out.y, out.blocks, loss=self.loss)

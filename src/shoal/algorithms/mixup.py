@@ -7,10 +7,10 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Outputs, Step
-from shoal.data.batch import MetaBatch, Task, tensors_in
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Outputs, Step
+from shoal.data.batch import MetaBatch, tensors_in
 from shoal.errors import InputError
 from shoal.models.calling import arguments
 from shoal.models.feature_model import FeatureModel
@@ -41,19 +41,8 @@ class Mixup(Algorithm):
     sample_weights = False
     per_domain = True
     min_domains = 2
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        alpha: Annotated[float, Range(above=0, search=log10(-1, 1))] = 0.2,
-        where: Literal["input", "features"] = "input",
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.alpha = alpha
-        self.where = where
+    alpha: Annotated[float, Range(above=0, search=log10(-1, 1))] = 0.2
+    where: Literal["input", "features"] = "input"
 
     def check_input(self, x: Any) -> None:
         if self.where == "features" and not isinstance(self.model, FeatureModel):

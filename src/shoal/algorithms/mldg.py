@@ -7,10 +7,9 @@ from functools import partial
 from typing import Annotated, Literal
 
 import torch
-from torch import nn
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Loss, Step
-from shoal.data.batch import MetaBatch, Task
+from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
+from shoal.data.batch import MetaBatch
 from shoal.errors import InputError
 from shoal.gradients import curvature, moved
 from shoal.replay import preserve_state, random_state
@@ -36,21 +35,13 @@ class MLDG(Algorithm):
     reference = "Li et al. AAAI 2018"
     min_domains = 2
     per_domain = True
+    beta: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0
+    inner_lr: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1
+    held_out: Annotated[int, Range(1, 1000, search=choice(1, 2))] = 2
+    order: Literal["first", "exact"] = "first"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        beta: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
-        inner_lr: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1,
-        held_out: Annotated[int, Range(1, 1000, search=choice(1, 2))] = 2,
-        order: Literal["first", "exact"] = "first",
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.beta, self.inner_lr, self.held_out = beta, inner_lr, held_out
-        self.second_order = order == "exact"
+    def setup(self) -> None:
+        self.second_order = self.order == "exact"
 
     def check_step(self, domains_per_step: int) -> None:
         self.rest_of(domains_per_step)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Log, Loss, Outputs, Step
-from shoal.data.batch import Task
+from shoal.algorithms.base import Algorithm, Log, Outputs, Step
 from shoal.settings import Range, log10
 from shoal.tensors import widest
 
@@ -65,9 +65,6 @@ class Penalised(Algorithm):
     """Base class of algorithms that minimise the mean loss of the domains plus a weighted :meth:`penalty`.
 
     Args:
-        model: model to train.
-        loss: ``loss(output, y)``, a mean over examples.
-        task: number of domains and classes, and kind of the task.
         weight: weight of the penalty.
         start: number of steps for which the weight is ``before``; a float is a fraction of the training.
         ramp: number of steps over which the weight then rises linearly; a float is a fraction of the
@@ -77,31 +74,23 @@ class Penalised(Algorithm):
         features: name of the layer that returns the features (default: the input of the last linear layer).
     """
 
-    before: ClassVar[float] = 0.0
     min_domains = 2
+    before: ClassVar[float] = 0.0
+    weight: Weight = 1.0
+    start: Steps = 0
+    ramp: Steps = 0
+    batch_norm: BatchNorm = "pooled"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        weight: Weight = 1.0,
-        start: Steps = 0,
-        ramp: Steps = 0,
-        batch_norm: BatchNorm = "pooled",
-        features: str | None = None,
-    ) -> None:
-        super().__init__(model, loss, task, features=features)
-        self.per_domain = batch_norm == "per-domain"
-        self.weight = Schedule(weight, start, ramp, self.before, task.steps)
+    def setup(self) -> None:
+        self.per_domain = self.batch_norm == "per-domain"
+        self.schedule = Schedule(self.weight, self.start, self.ramp, self.before, self.task.steps)
 
+    @abstractmethod
     def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
         """The penalty, from the outputs or from the mean loss of each domain (S,)."""
-        raise NotImplementedError
 
     def objective(self, out: Outputs, step: Step) -> tuple[Tensor, Log]:
         losses = self.losses(out)
         penalty = self.penalty(out, losses)
-        total = losses.mean() + self.weight.times(penalty, step)
+        total = losses.mean() + self.schedule.times(penalty, step)
         return total, {"losses": losses.detach(), "penalty": penalty.detach()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss, Step
-from shoal.data.batch import MetaBatch, Task
+from shoal.algorithms.base import Algorithm, Engine, Log, Step
+from shoal.data.batch import MetaBatch
 from shoal.errors import InputError
 from shoal.settings import Range, choice, log10
 
@@ -36,19 +36,9 @@ class PGrad(Algorithm):
     family = "gradient matching"
     reference = "Wang et al. 2023"
     min_domains = 2
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        meta_lr: Annotated[float, Range(above=0, search=log10(-2, 0))] = 0.1,
-        rollouts: Annotated[int, Range(1, search=choice(1, 3))] = 3,
-        directions: Annotated[int, Range(1)] = 4,
-    ) -> None:
-        super().__init__(model, loss, task)
-        self.meta_lr, self.rollouts, self.directions = meta_lr, rollouts, directions
+    meta_lr: Annotated[float, Range(above=0, search=log10(-2, 0))] = 0.1
+    rollouts: Annotated[int, Range(1, search=choice(1, 3))] = 3
+    directions: Annotated[int, Range(1)] = 4
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
         if engine.share < 1 and self.rollouts > 1:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from torch import nn
-
-from shoal.algorithms.base import Engine, Gradient, Log, Loss, Step
+from shoal.algorithms.base import Engine, Gradient, Log, Step
 from shoal.algorithms.sam import SAM
-from shoal.data.batch import MetaBatch, Task
+from shoal.data.batch import MetaBatch
 from shoal.settings import Range, choice
-
-Radius = Annotated[float, Range(0, search=choice(0.01, 0.02, 0.05, 0.1))]
-Alpha = Annotated[float, Range(0, search=choice(0.0005, 0.001))]
 
 
 class SAGM(SAM):
@@ -34,12 +29,8 @@ class SAGM(SAM):
     """
 
     reference = "Wang et al. 2023"
-
-    def __init__(
-        self, model: nn.Module, loss: Loss, task: Task, *, rho: Radius = 0.05, alpha: Alpha = 0.001
-    ) -> None:
-        super().__init__(model, loss, task, rho=rho)
-        self.alpha = alpha
+    rho: Annotated[float, Range(0, search=choice(0.01, 0.02, 0.05, 0.1))] = 0.05
+    alpha: Annotated[float, Range(0, search=choice(0.0005, 0.001))] = 0.001
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         g, log = engine.mean_gradient(batch.merged())

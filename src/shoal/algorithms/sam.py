@@ -6,14 +6,11 @@ from contextlib import AbstractContextManager
 from typing import Annotated, ClassVar
 
 import torch
-from torch import nn
 
-from shoal.algorithms.base import Algorithm, Draw, Engine, Gradient, Log, Loss, Step
-from shoal.data.batch import MetaBatch, Task
+from shoal.algorithms.base import Algorithm, Draw, Engine, Gradient, Log, Step
+from shoal.data.batch import MetaBatch
 from shoal.gradients import inner_product, moved
 from shoal.settings import Range, log10
-
-Radius = Annotated[float, Range(0, search=log10(-2, 0))]
 
 
 class SAM(Algorithm):
@@ -31,10 +28,7 @@ class SAM(Algorithm):
     family = "flat minima"
     reference = "Foret et al. 2021"
     draw: ClassVar[Draw] = "pooled"
-
-    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, rho: Radius = 0.05) -> None:
-        super().__init__(model, loss, task)
-        self.rho = rho
+    rho: Annotated[float, Range(0, search=log10(-2, 0))] = 0.05
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         g, log = engine.mean_gradient(batch.merged())

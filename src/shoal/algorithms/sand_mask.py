@@ -5,16 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from torch import nn
-
 from shoal.algorithms.and_mask import ANDMask
-from shoal.algorithms.base import Engine, Gradient, Log, Loss, Step
-from shoal.data.batch import MetaBatch, Task
+from shoal.algorithms.base import Engine, Gradient, Log, Step
+from shoal.data.batch import MetaBatch
 from shoal.gradients import sand_mask
 from shoal.settings import Range, log10, uniform
-
-Threshold = Annotated[float, Range(0, below=1, search=uniform(0, 1))]
-Steepness = Annotated[float, Range(above=0, search=log10(-3, 5))]
 
 
 class SANDMask(ANDMask):
@@ -32,12 +27,8 @@ class SANDMask(ANDMask):
     """
 
     reference = "Shahtalebi et al. 2021"
-
-    def __init__(
-        self, model: nn.Module, loss: Loss, task: Task, *, tau: Threshold = 0.5, k: Steepness = 10.0
-    ) -> None:
-        super().__init__(model, loss, task, tau=tau)
-        self.k = k
+    tau: Annotated[float, Range(0, below=1, search=uniform(0, 1))] = 0.5
+    k: Annotated[float, Range(above=0, search=log10(-3, 5))] = 10.0
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
         return self.combined_gradient(batch, engine, partial(sand_mask, tau=self.tau, k=self.k))

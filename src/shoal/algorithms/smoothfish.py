@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Engine, Log, Loss
+from shoal.algorithms.base import Engine, Log
 from shoal.algorithms.fish import Fish
-from shoal.data.batch import MetaBatch, Task
+from shoal.data.batch import MetaBatch
 from shoal.replay import preserve_state
 from shoal.settings import Range, choice
 
@@ -25,23 +25,12 @@ class SmoothFish(Fish):
 
     Args:
         gamma: weight γ of the matching term.
-        **fish_settings: hyperparameters of :class:`Fish`.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021, appendix B. The signs in its
     algorithm box contradict its text; this follows the text.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        gamma: Annotated[float, Range(0, 1, search=choice(0.1, 0.2, 0.5, 0.8))] = 0.5,
-        **fish_settings: Any,
-    ) -> None:
-        super().__init__(model, loss, task, **fish_settings)
-        self.gamma = gamma
+    gamma: Annotated[float, Range(0, 1, search=choice(0.1, 0.2, 0.5, 0.8))] = 0.5
 
     def inner_loop(self, batch: MetaBatch, engine: Engine) -> Log:
         start, moments = [p.detach().clone() for p in engine.params], _copied(engine.optimizer)

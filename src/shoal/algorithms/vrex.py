@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-from torch import Tensor, nn
-
-from shoal.algorithms.base import Loss, Outputs
+from shoal.algorithms.base import Outputs
 from shoal.algorithms.penalty import LargeWeight, LateSteps, Penalised
-from shoal.data.batch import Task
 from shoal.penalties import Blocks, vrex
 
 
@@ -20,7 +17,6 @@ class VREx(Penalised):
     Args:
         weight: weight λ of the penalty.
         start: number of steps before it; a float is a fraction of the training.
-        **others: other hyperparameters of a penalty, such as ``batch_norm``.
 
     Reference: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, ICML 2021.
     """
@@ -28,18 +24,8 @@ class VREx(Penalised):
     family = "risk extrapolation"
     reference = "Krueger et al. 2021"
     before = 1.0
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        task: Task,
-        *,
-        weight: LargeWeight = 10.0,
-        start: LateSteps = 0.1,
-        **others: Any,
-    ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, **others)
+    weight: LargeWeight = 10.0
+    start: LateSteps = 0.1
 
     def penalty(self, out: Outputs, losses: Tensor) -> Tensor:
         return vrex(losses, Blocks([1] * len(losses)))

@@ -71,7 +71,6 @@ def listing(names: Sequence[str] = ()) -> Listing:
         for word in map(spelled, listed_names(names) or found):
             if word in found:
                 registry, entry = (ALGORITHMS, _algorithm) if word == "algorithms" else (DATASETS, _brief)
-                unavailable |= registry.problems()
                 entries = []
                 for name in registry.names():
                     try:
@@ -131,7 +130,7 @@ def _algorithm(name: str) -> dict[str, Any]:
         "needs": [word for word, needed in needs.items() if needed],
         "cost": costs["step"].get(name),
         "memory": costs["memory"].get(name),
-        **({"package": str(package)} if package else {}),
+        **({"package": package} if package else {}),
         **_settings({name: s for name, s in settings(cls).items() if name in settings_of(cls)}),
     }
 
@@ -166,7 +165,7 @@ def _brief(name: str) -> dict[str, Any]:
         found = {"summary": about["summary"], "paper": about["paper"]}
     else:
         module, package = DATASETS.module(name), DATASETS.package_of(name)
-        found = {"summary": module.SUMMARY, "paper": module.PAPER, "package": str(package)}
+        found = {"summary": module.SUMMARY, "paper": module.PAPER, "package": package}
     return {"name": name, **found}
 
 

@@ -251,7 +251,7 @@ def _origins(config: RunConfig, model: nn.Module) -> dict[str, str]:
     the training began with: timm's by their full name, or a file and its SHA-256."""
     named = ((registry, config.algorithm), (sets.registry, config.dataset), (models.registry, config.model))
     packages = [which.package_of(name) for which, name in named if name]
-    found = {package.name: package.version for package in packages if package}
+    found = dict(package.rpartition(" ")[::2] for package in packages if package)
     if weights := getattr(model, "weights", ""):
         found["weights"] = weights
     if config.weights:
