@@ -16,6 +16,7 @@ from shoal.algorithms import registry
 from shoal.errors import InputError
 from shoal.training.stopping import Interrupted
 
+pytestmark = pytest.mark.filterwarnings("ignore:swad found no start")
 STEPS = 12
 SETTINGS = {"gga": {"start": 2, "length": 4, "trials": 3}}
 

@@ -3,189 +3,111 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
 
 from shoal.errors import InputError
 from shoal.models.calling import call
-from shoal.tensors import map_nest, widest
+from shoal.tensors import widest
+from shoal.training.evaluate import evaluating
 
 Mean = dict[str, Any]
 """The mean (``tensors``) of weights from step ``first`` to ``last``, which counts as ``count`` of them."""
 
 
-def _mean(step: int, params: Sequence[Tensor]) -> Mean:
-    """The weights of one step; half-precision ones in float32."""
-    tensors = [p.detach().to(_precision(p), copy=True) for p in params]
-    return {"tensors": tensors, "first": step, "last": step, "count": 1}
+def make_average(name: str | None, steps: int) -> RunningMean | SWAD | None:
+    """What the option ``average`` means in a training of so many steps.
+
+    ``sma`` is the mean of the weights from a step on (Arpit et al., Ensemble of Averages, 2022).
+
+    ``ema`` is m_1 = θ_1, then m_t = d_t m_{t−1} + (1 − d_t) θ_t with d_t = min(decay, (1 + t) / (10 + t)), so
+    that the first steps, which are far from the last, are soon forgotten (Polyak & Juditsky, Acceleration of
+    Stochastic Approximation by Averaging, 1992; the warm-up is that of TensorFlow's
+    ``ExponentialMovingAverage``).
+
+    ``online-sma`` is as in the released ERM++ (Teterwak et al., ERM++, 2025; its ``MovingAvg``): the weights
+    of the first step count twice, and the averaged network tracks statistics of BatchNorm of its own.
+    """
+    kind, _, number = (name or "").partition(":")
+    if kind == "swad":
+        return SWAD(ratio=float(number or 1.3))
+    if kind == "ema":
+        decay = float(number or 0.999)
+        return RunningMean(1, lambda step: 1 - min(decay, (1 + step) / (10 + step)))
+    if kind == "online-sma":
+        first = int(number or 100)
+        return RunningMean(first, lambda step: 1 / (step - first + 2), online=True)
+    if kind == "sma":
+        start = int(number or max(1, steps // 10))
+        if start > steps:
+            raise InputError(f"starts at step {start:,}, after the last of {steps:,}.", "average")
+        return RunningMean(start, lambda step: 1 / (step - start + 1))
+    return None
 
 
-def _merge(mean: Mean, other: Mean) -> None:
-    """Adds ``other`` to ``mean`` in place; a mean that counts for nothing is replaced."""
-    mean["first"] = min(mean["first"], other["first"]) if mean["count"] else other["first"]
-    mean["last"] = max(mean["last"], other["last"]) if mean["count"] else other["last"]
-    mean["count"] += other["count"]
-    _lerp(mean["tensors"], other["tensors"], other["count"] / mean["count"])
-
-
-def _lerp(tensors: list[Tensor], to: list[Tensor], share: float) -> None:
-    if share == 1:
-        _copy(tensors, to)
-    elif tensors:  # foreach functions refuse empty lists
-        torch._foreach_lerp_(tensors, to, share)
-
-
-def _cloned(mean: Mean) -> Mean:
-    return {**mean, "tensors": [t.clone() for t in mean["tensors"]]}
-
-
-def _precision(p: Tensor) -> torch.dtype:
-    return p.dtype if p.dtype.itemsize >= 4 else torch.float32
-
-
-class SMA:
-    """Mean of the weights from step ``start`` on (Arpit et al., Ensemble of Averages, 2022), in float32 if
-    they have half precision. The other averages of a training derive from it.
+class RunningMean:
+    """A mean of weights, m ← m + share(t) (θ_t − m), in float32 if they have half precision.
 
     Args:
         start: first step.
+        share: how much the weights after a later step count in the mean up to it.
+        online: whether the averaged network passes every batch in training mode after the step, from the
+            first one on, and has the statistics of BatchNorm that it finds so.
     """
 
-    running = True
-    """Whether the mean so far is what is evaluated and selected along the way."""
+    done = False
+    """Nothing will be added any more, so that the training may end."""
 
-    def __init__(self, start: int = 1) -> None:
-        self.start = start
-        self.state: Any = {"mean": None, "done": False}
+    def __init__(self, start: int, share: Callable[[int], float], online: bool = False) -> None:
+        self.start, self.share, self.online = start, share, online
+        self.state: dict[str, Any] = {"mean": None, "last": 0, "buffers": None}
         """Everything that changes, as tensors and plain data."""
 
     def begin(self, model: nn.Module) -> None:
-        """Before the first step: an averaged network is the model."""
-
-    @property
-    def buffers(self) -> list[Tensor] | None:
-        """The buffers of the averaged network in the order of the model's, if it has some of its own."""
-        return None
-
-    def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
-        """Passes a batch through the averaged network; before the start it has the model's own weights."""
-
-    @property
-    def done(self) -> bool:
-        """Nothing will be added any more, so that the training may end."""
-        return bool(self.state["done"])
+        """Before the first step the averaged network is the model."""
+        if self.online:
+            self.state["buffers"] = [b.clone() for b in model.buffers()]
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
         """Takes note of the trained parameters after ``step``, which counts from 1."""
-        if step >= self.start:
-            self._add("mean", step, params)
+        if step == self.start:
+            self.state["mean"] = _copies(params)
+        elif step > self.start:
+            _mix(self.state["mean"], _copies(params), self.share(step))
+        self.state["last"] = step
 
-    def _add(self, name: str, step: int, params: Sequence[Tensor]) -> None:
-        now = _mean(step, params)
-        if self.state[name] is None:
-            self.state[name] = now
-        else:
-            _merge(self.state[name], now)
-
-    def evaluated(self, step: int, validation_loss: float | None) -> None:
-        """Takes note of an evaluation after ``step``, once ``update`` has seen the step."""
+    @torch.no_grad()
+    def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
+        """Passes a batch through the averaged network; before the start it has the model's own weights."""
+        own = list(model.buffers())
+        if self.state["buffers"]:
+            with applied([*params, *own], [*(self.weights() or _copies(params)), *self.state["buffers"]]):
+                call(model, x)
+                self.state["buffers"] = [b.clone() for b in own]
 
     @property
     def started(self) -> bool:
-        """Whether the rule has found where to start; if not, :meth:`weights` is a substitute, or None."""
         return self.state["mean"] is not None
 
-    def _parts(self) -> list[Mean]:
-        """What :meth:`weights` is the mean of, if the training ends now."""
-        return [] if self.state["mean"] is None else [self.state["mean"]]
-
-    @torch.no_grad()
     def weights(self) -> list[Tensor] | None:
-        """A copy of the mean so far, in the order of the parameters; None where there is none yet."""
-        if not (parts := self._parts()):
-            return None
-        whole = _cloned(parts[0])
-        for part in parts[1:]:
-            _merge(whole, part)
-        return list(whole["tensors"])
+        """The mean so far, in the order of the parameters; ``None`` where there is none yet."""
+        found: list[Tensor] | None = self.state["mean"]
+        return found
 
     @property
     def span(self) -> tuple[int, int] | None:
         """The first and the last step in :meth:`weights`."""
-        parts = self._parts()
-        return (min(p["first"] for p in parts), max(p["last"] for p in parts)) if parts else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that is needed to resume; its tensors change with the next step."""
-        return self.state
-
-    def load_state_dict(self, state: Mapping[str, Any], params: Sequence[Tensor]) -> None:
-        """Resumes from a saved state; ``params`` are the trained parameters."""
-        device = params[0].device if params else None
-        self.state = map_nest(lambda v: v.to(device) if isinstance(v, Tensor) else v, state)
+        return (self.start, self.state["last"]) if self.started else None
 
 
-class EMA(SMA):
-    """Exponential moving average of the weights: m_1 = θ_1, then m_t = d_t m_{t−1} + (1 − d_t) θ_t.
-
-    d_t = min(``decay``, (1 + t) / (10 + t)), so that the first steps, which are far from the last, are soon
-    forgotten; t is the number of the step (Polyak & Juditsky, Acceleration of Stochastic Approximation by
-    Averaging, 1992; the warm-up is that of TensorFlow's ``ExponentialMovingAverage``).
-    """
-
-    def __init__(self, decay: float = 0.999) -> None:
-        super().__init__()
-        self.decay = decay
-
-    @torch.no_grad()
-    def update(self, step: int, params: Sequence[Tensor]) -> None:
-        now, mean = _mean(step, params), self.state["mean"]
-        if mean is None:
-            self.state["mean"] = now
-        else:
-            _lerp(mean["tensors"], now["tensors"], 1 - min(self.decay, (1 + step) / (10 + step)))
-            mean["last"] = step
-
-
-class OnlineSMA(SMA):
-    """SMA as in the released ERM++ (Teterwak et al., ERM++, 2025; its ``MovingAvg``).
-
-    The weights of step ``start`` count twice. The statistics of BatchNorm belong to the averaged network,
-    which passes every batch in training mode after the step, from the first one on: see :meth:`track`.
-    """
-
-    def __init__(self, start: int = 100) -> None:
-        super().__init__(start)
-        self.state["buffers"] = None
-
-    @property
-    def buffers(self) -> list[Tensor] | None:
-        return self.state["buffers"]
-
-    def update(self, step: int, params: Sequence[Tensor]) -> None:
-        first = not self.started
-        super().update(step, params)
-        if first and self.started:
-            self.state["mean"]["count"] = 2
-
-    def begin(self, model: nn.Module) -> None:
-        self.state["buffers"] = [b.clone() for b in model.buffers()]
-
-    @torch.no_grad()
-    def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
-        own, weights = list(model.buffers()), self.weights() or [p.detach().clone() for p in params]
-        with applied([*params, *own], [*weights, *self.state["buffers"]]):
-            call(model, x)
-            self.state["buffers"] = [b.clone() for b in own]
-
-
-class SWAD(SMA):
+class SWAD:
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
     Seeking Flat Minima, 2021).
 
@@ -209,96 +131,140 @@ class SWAD(SMA):
     counts as the lowest loss).
     """
 
-    running = False
-
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
-        super().__init__()
         self.converge, self.tolerate, self.ratio = converge, tolerate, ratio
-        # The segment now, the last segments Q, the limit (None before the start) and the last step of s.
-        self.state |= {"segment": None, "queue": [], "limit": None, "from": 0}
+        # The segment now, Q, the limit (None before the start), segment s, and the mean of those that count.
+        self.state: dict[str, Any] = {"segment": None, "queue": [], "limit": None, "start": None}
+        self.state |= {"mean": None, "done": False}
+
+    @property
+    def needed(self) -> int:
+        """The fewest evaluations in which averaging starts and ends."""
+        return self.converge + self.tolerate
+
+    @property
+    def done(self) -> bool:
+        return bool(self.state["done"])
 
     @property
     def started(self) -> bool:
+        """Whether there is a segment s; if not, :meth:`weights` is a substitute."""
         return self.state["limit"] is not None
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
-        if not self.done:
-            self._add("segment", step, params)
+        """Takes note of the trained parameters after ``step``."""
+        segment = self.state["segment"]
+        if segment is None and not self.done:
+            self.state["segment"] = {"tensors": _copies(params), "first": step, "last": step, "count": 1}
+        elif segment is not None:
+            _mix(segment["tensors"], _copies(params), 1 / (step - segment["first"] + 1))
+            segment["last"] = step
 
     @torch.no_grad()
-    def evaluated(self, step: int, validation_loss: float | None) -> None:
+    def evaluated(self, validation_loss: float | None) -> None:
         """Ends a segment; an evaluation without a step since the last one changes nothing."""
+        state = self.state
         if validation_loss is None:
             raise InputError("SWAD requires the validation loss: provide validation data, or use SMA.")
-        if (segment := self.state["segment"]) is None:
+        if (segment := state["segment"]) is None:
             return
-        loss = validation_loss if math.isfinite(validation_loss) else math.inf
-        segment |= {"loss": loss, "count": 1}  # however many steps it has
-        queue = [*self.state["queue"], segment][-self.tolerate :]
-        self.state |= {"segment": None, "queue": queue}
+        segment["loss"] = validation_loss if math.isfinite(validation_loss) else math.inf
+        queue = [*state["queue"], segment][-self.tolerate :]
+        state |= {"segment": None, "queue": queue}
         if not self.started:
             self._find_start(queue[-self.converge :])
-        elif queue[0]["last"] >= self.state["from"]:
+        elif queue[0]["last"] >= state["start"]["last"]:
             if self._over(queue):
-                self.state |= {"queue": [], "done": True}
+                state |= {"queue": [], "done": True}
             else:
-                _merge(self.state["mean"], queue[0])
+                state["mean"] = _merged([state["mean"], queue[0]])
 
     def _find_start(self, window: Sequence[Mean]) -> None:
         """Starts if the first of the last ``converge`` segments is the best of them."""
+        state = self.state
         finite = [segment["loss"] for segment in window if math.isfinite(segment["loss"])]
         if len(window) < self.converge or window[0]["loss"] != min(finite, default=None):
             return
-        self.state |= {"limit": self.ratio * (sum(finite) / len(finite)), "from": window[0]["last"]}
-        before = self.state["queue"][: self.tolerate - self.converge + 1]
+        state |= {"limit": self.ratio * (sum(finite) / len(finite)), "start": window[0]}
+        before = state["queue"][: self.tolerate - self.converge + 1]
         over = [i for i, segment in enumerate(before) if self._over([segment])]
-        self.state["mean"] = {**_cloned(window[0]), "count": 0}
-        for segment in before[over[-1] + 2 if over else 1 :]:
-            _merge(self.state["mean"], segment)
+        state["mean"] = _merged(before[over[-1] + 2 if over else 1 :])
 
     def _over(self, segments: Sequence[Mean]) -> bool:
         return bool(min(segment["loss"] for segment in segments) > self.state["limit"])
 
-    def _parts(self) -> list[Mean]:
-        mean, rest = self.state["mean"], self.state["queue"][1:]
+    @torch.no_grad()
+    def _result(self) -> Mean | None:
+        """The mean if the training ends now."""
+        state = self.state
         if not self.started:
-            return list(self.state["queue"][-1:])
+            return state["queue"][-1] if state["queue"] else None
+        rest = state["queue"][1:]
         while rest and self._over(rest[-1:]):
             rest = rest[:-1]
-        return [*([] if mean["count"] == 0 and rest else [mean]), *rest]
+        return _merged([state["mean"], *rest]) or state["start"]
+
+    def weights(self) -> list[Tensor] | None:
+        """The mean if the training ends now, in the order of the parameters."""
+        found = self._result()
+        return None if found is None else list(found["tensors"])
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last step in :meth:`weights`."""
+        found = self._result()
+        return None if found is None else (found["first"], found["last"])
 
 
-def make_average(name: str | None, steps: int) -> SMA | None:
-    """What the option ``average`` means in a training of so many steps."""
-    kind, _, number = (name or "").partition(":")
-    if kind == "swad":
-        return SWAD(ratio=float(number or 1.3))
-    if kind == "ema":
-        return EMA(float(number or 0.999))
-    if kind == "online-sma":
-        return OnlineSMA(int(number or 100))
-    start = int(number or max(1, steps // 10)) if kind == "sma" else 0
-    if start > steps:
-        raise InputError(f"starts at step {start:,}, after the last of {steps:,}.", "average")
-    return SMA(start) if kind == "sma" else None
+def _copies(params: Sequence[Tensor]) -> list[Tensor]:
+    return [p.detach().to(_precision(p), copy=True) for p in params]
+
+
+def _mix(tensors: list[Tensor], other: list[Tensor], share: float) -> None:
+    """Moves ``tensors`` in place by a share of the way to ``other``."""
+    if tensors:  # foreach functions refuse empty lists
+        torch._foreach_lerp_(tensors, other, share)
+
+
+def _merged(means: Sequence[Mean | None]) -> Mean | None:
+    """The mean of several, each by its count, in new tensors; ``None`` if there are none."""
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return None
+    whole = {**known[0], "tensors": [t.clone() for t in known[0]["tensors"]]}
+    for mean in known[1:]:
+        whole["count"] += mean["count"]
+        _mix(whole["tensors"], mean["tensors"], mean["count"] / whole["count"])
+    return whole | {"first": min(m["first"] for m in known), "last": max(m["last"] for m in known)}
+
+
+def _precision(p: Tensor) -> torch.dtype:
+    return p.dtype if p.dtype.itemsize >= 4 else torch.float32
 
 
 @contextmanager
 def applied(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """Within the block the tensors hold ``values``, which may be of another type or on another device."""
     before = [t.detach().clone() for t in tensors]
+    with torch.no_grad():
+        torch._foreach_copy_(list(tensors), list(values))
     try:
-        _copy(tensors, values)
         yield
     finally:
-        _copy(tensors, before)
+        with torch.no_grad():
+            torch._foreach_copy_(list(tensors), before)
 
 
-@torch.no_grad()
-def _copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    if to:
-        torch._foreach_copy_(list(to), list(values))
+class _Layers(nn.Module):
+    """A model of whose modules only some layers show, for :func:`torch.optim.swa_utils.update_bn`."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers, self._model = nn.ModuleList(layers), (model,)
+
+    def forward(self, x: Any) -> Any:
+        return call(self._model[0], x)
 
 
 def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -308,23 +274,11 @@ def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     ``update_bn``; but only layers in training mode are concerned, frozen ones stay as they are, and
     everything else is in evaluation mode meanwhile.
     """
-    layers = batchnorm_in_training(model)
-    modes, momenta = [(m, m.training) for m in model.modules()], [layer.momentum for layer in layers]
-    try:
-        # Attributes, not train() and eval(): models override these to keep layers frozen, or to do more.
-        for module, _ in modes:
-            module.training = False
-        for layer in layers:
-            layer.training, layer.momentum = True, None  # a cumulative average
-            layer.reset_running_stats()
-        with torch.no_grad():
-            for x in batches if layers else ():
-                call(model, x)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+    if layers := batchnorm_in_training(model):
+        with evaluating(model):
+            for layer in layers:
+                layer.training = True
+            update_bn(((x,) for x in batches), _Layers(model, layers))
 
 
 def batchnorm_in_training(model: nn.Module) -> list[_BatchNorm]:
@@ -360,15 +314,12 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     for count, state in enumerate(states, 1):
         if count == 1:
             first = {name: value.detach() for name, value in state.items()}
-            sums = {
-                n: v.to(torch.promote_types(v.dtype, widest(v.device)), copy=True)
-                for n, v in first.items()
-                if _floating(v)
+            wide = {
+                n: torch.promote_types(v.dtype, widest(v.device)) for n, v in first.items() if _floating(v)
             }
-            continue
-        for name in dict.fromkeys([*first, *state]):
-            a, b = first.get(name), state.get(name)
-            if a is None or b is None or a.shape != b.shape or not (_floating(a, b) or _equal(a, b)):
+            sums = {name: torch.zeros_like(first[name], dtype=kind) for name, kind in wide.items()}
+        for name in {**first, **state}:
+            if name not in first or name not in state or not _same_kind(first[name], state[name]):
                 raise InputError(
                     f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, has another "
                     "shape, or holds other whole numbers."
@@ -377,16 +328,18 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
             total += state[name].to(total)
     if not count:
         raise InputError("states is empty; it must contain at least one state dict.")
-    return {n: (sums[n] / count).to(v.dtype) if _floating(v) else v.clone() for n, v in first.items()}
+    return {n: (sums[n] / count).to(v.dtype) if n in sums else v.clone() for n, v in first.items()}
 
 
-def _floating(*values: Tensor) -> bool:
-    return all(value.is_floating_point() or value.is_complex() for value in values)
+def _floating(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether whole numbers are the same; counters need not be."""
-    return not (_floating(a) or _floating(b)) and (a.numel() == 1 or torch.equal(a, b.to(a)))
+def _same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors can be averaged; whole numbers must be the same, but counters need not be."""
+    if a.shape != b.shape or _floating(a) != _floating(b):
+        return False
+    return _floating(a) or a.numel() == 1 or torch.equal(a, b.to(a))
 
 
 @torch.no_grad()
@@ -406,13 +359,10 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
         raise InputError(f"alpha must be a number from 0 to 1, got {alpha!r}.")
     if {k: v.shape for k, v in start.items()} != {k: v.shape for k, v in end.items()}:
         raise InputError("start and end are of different models: names or shapes differ.")
-    return {name: _between(start[name], to, alpha) for name, to in end.items()}
-
-
-def _between(start: Tensor, end: Tensor, alpha: float) -> Tensor:
-    if not _floating(end):
-        return end.clone()
-    start, kind = start.to(end.device, _precision(end)), end.dtype
-    end = end.to(_precision(end))
-    # Where both are equal also infinities stay, such as those of a mask.
-    return torch.where(start == end, end, torch.lerp(start, end, alpha)).to(kind)
+    found = {name: value.clone() for name, value in end.items()}
+    for name, b in found.items():
+        if _floating(b):
+            a, wide = start[name].to(b.device, _precision(b)), b.to(_precision(b))
+            # Where both are equal also infinities stay, such as those of a mask.
+            found[name] = torch.where(a == wide, wide, torch.lerp(a, wide, alpha)).to(b.dtype)
+    return found

@@ -26,6 +26,7 @@ from shoal.files import parse_yaml
 from shoal.models.head import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
+from shoal.training.averaging import SWAD
 from shoal.training.callbacks import Point
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import snapshot
@@ -123,48 +124,44 @@ class Job:
             self.trainer.run(journal)
             if retrain:
                 self.setup.model.load_state_dict(initial)
-                self._retrain(journal)
+                again = self._retraining()
+                _run(_warm_start(again, "retrain warm start"), journal)
+                self.retraining = Trainer(again)
+                _run(self.retraining, journal)
             return self.selected[0]
         finally:
             self.seconds = max(time.monotonic() - began, self.trainer.seconds)
 
-    def _retrain(self, journal: Journal | None) -> None:
-        """Trains on training and validation examples for as many steps as the selected weights took.
+    def _retraining(self) -> Setup:
+        """On training and validation examples, for as many steps as the selected weights took.
 
         Weights are averaged over the same steps, and interpolated alike. This is the last part of ERM++
         (Teterwak et al., ERM++: An Improved Baseline for Domain Generalization, 2023).
         """
         setup, search = self.setup, self.trainer.selection
-        steps, average = search.selected[0].step, setup.options["average"] or ""
-        if average.startswith(("swad", "sma")):  # none, if the selected weights are from before it
-            first = search.average.start if search.average else 0
-            if average.startswith("swad"):
-                first, steps = (search.average and search.average.span) or (steps + 1, steps)
-            average = f"sma:{first}" if first <= steps else ""
-        warm = setup.options["warm_start"]
+        steps, average, warm = search.selected[0].step, setup.options["average"], setup.options["warm_start"]
+        if isinstance(search.average, SWAD):
+            first, steps = search.average.span or (steps, steps)
+            average = f"sma:{first}"
+        elif search.average is not None and average is not None and average.startswith("sma"):
+            first = search.average.start  # the selected weights may be from before it
+            average = f"sma:{first}" if first <= steps else None
         if self.warm is not None:
-            number, kind = self.warm.selection.selected_step, str(warm).partition(":")[0]
+            number, kind = self.warm.selected[0].step, str(warm).partition(":")[0]
             warm = f"{kind}:{number}" if kind.startswith("head") else number
-        options: FitOptions = {
-            **setup.options,
-            **{"steps": steps, "average": average or None, "warm_start": warm, "eval_every": steps},
-            "wise_ft": search.interpolation.get("alpha"),
-            **{"patience": None, "track_every": None, "retrain": False, "select": "last"},
-        }
-        data = with_validation(replace(setup.data, examples=setup.examples))
-        again = Setup(
+        changes: Any = {"steps": steps, "average": average, "warm_start": warm, "eval_every": steps}
+        changes |= {"wise_ft": search.interpolation.get("alpha"), "patience": None, "track_every": None}
+        changes |= {"retrain": False, "select": "last"}
+        return Setup(
             type(setup.algorithm),
             setup.model,
-            data,
-            options,
+            with_validation(replace(setup.data, examples=setup.examples)),
+            {**setup.options, **changes},
             "retraining",
             "retrain",
             setup.processes,
             horizon=setup.task.steps,
         )
-        self.retraining = Trainer(again)
-        _run(_warm_start(again, "retrain warm start"), journal)
-        _run(self.retraining, journal)
 
     @property
     def selected(self) -> tuple[Point, str]:
@@ -183,14 +180,6 @@ class Job:
             if all(point is not other for other in found):
                 found.append(point)
         return found
-
-    @property
-    def notes(self) -> dict[str, str]:
-        return self.trainer.selection.notes
-
-    @property
-    def interpolation(self) -> dict[str, Any]:
-        return self.trainer.selection.interpolation
 
 
 def _run(trainer: Trainer | None, journal: Journal | None) -> None:
@@ -213,31 +202,29 @@ def _warm_start(setup: Setup, stage: str) -> Trainer | None:
         return None
     kind, _, number = start.partition(":") if isinstance(start, str) else ("", "", "")
     one_pass = max(1, -(-len(setup.data.splits["train"].examples()) // options["batch_size"]))
-    released = kind == "head-train"
-    changed: FitOptions = {
-        **options,
-        **{"warm_start": None, "schedule": None, "average": None, "wise_ft": None, "miro": None},
-        **{"l2_sp": None, "retrain": False, "track_every": None, "track_after": False, "settings": {}},
-        **({} if released else {"draw": None, "domains_per_step": 1}),
-    }
+    off = ("warm_start", "schedule", "average", "wise_ft", "miro", "l2_sp", "track_every", "patience")
+    changes: dict[str, Any] = dict.fromkeys(off) | {"retrain": False, "track_after": False, "settings": {}}
+    if kind != "head-train":
+        changes |= {"draw": None, "domains_per_step": 1}
     if kind == "plateau":
-        changed |= {"steps": 100 * one_pass, "eval_every": max(1, one_pass // 10)}
-        changed |= {"patience": 5, "select": "best"}
+        steps, every = 100 * one_pass, max(1, one_pass // 10)
+        changes |= {"steps": steps, "eval_every": every, "patience": 5, "select": "best"}
     else:
         usual = {"head": max(1, options["steps"] // 10), "head-train": RELEASED_HEAD_STEPS}
-        steps = int(number or usual[kind]) if isinstance(start, str) else start
-        steps = steps if isinstance(steps, int) else max(1, round(steps * one_pass))  # a fraction of a pass
-        changed |= {"steps": steps, "eval_every": steps, "patience": None, "select": "last"}
+        steps = int(number or usual[kind]) if isinstance(start, str) else int(start)
+        if isinstance(start, float):  # a fraction of a pass
+            steps = max(1, round(start * one_pass))
+        changes |= {"steps": steps, "eval_every": steps, "select": "last"}
     warm = Setup(
         "erm",
         setup.model,
         setup.data,
-        changed,
+        {**options, **changes},  # type: ignore[typeddict-item]
         label=stage,
         stage=stage,
         processes=setup.processes,
         only=_head(setup) if kind.startswith("head") else None,
-        frozen="train" if released else "eval",
+        frozen="train" if kind == "head-train" else "eval",
     )
     return Trainer(warm, last=False)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
+from shoal.tensors import map_nest
 from shoal.training.averaging import (
     SWAD,
     applied,
@@ -47,13 +48,23 @@ class Selection(Callback):
 
     def __init__(self, trainer: Trainer) -> None:
         self.setup, self.state = trainer.setup, trainer.state
-        self.average = make_average(self.setup.options["average"], self.setup.options["steps"])
+        steps, every = self.setup.options["steps"], self.setup.eval_every
+        self.average = make_average(self.setup.options["average"], steps)
         self.best: tuple[Point, Weights] | None = None
         self.final: tuple[Point, Weights] | None = None
         self.start: Weights | None = None
         self.interpolation: dict[str, Any] = {}
         self._refreshing: MetaBatchLoader | None = None
-        self._warn()
+        self._evaluations = -(-steps // every)
+        if isinstance(self.average, SWAD) and self._evaluations < self.average.needed:
+            self._warn(
+                f"average='swad' needs {self.average.needed} evaluations and has {self._evaluations} "
+                f"(steps={steps:,}, eval_every={every:,}); set eval_every={max(1, steps // 50)}."
+            )
+
+    def _warn(self, text: str) -> None:
+        if self.setup.processes.main:
+            warnings.warn(text, stacklevel=5)
 
     # During the training
 
@@ -64,28 +75,29 @@ class Selection(Callback):
             self.start = snapshot(self.setup.model)
         if self.setup.l2_sp is not None:
             self.setup.l2_sp.begin()
-        if self.average is not None:
+        if self.average is not None and not isinstance(self.average, SWAD):
             self.average.begin(self.setup.model)
 
     def on_step(self, state: State) -> None:
         setup, average = self.setup, self.average
-        if average is not None:
-            average.update(state.step, setup.engine.params)
-            if average.buffers:
-                assert state.batch is not None
-                with setup.engine.autocast():
-                    average.track(setup.model, setup.engine.params, state.batch.x)
+        if average is None:
+            return
+        average.update(state.step, setup.engine.params)
+        if not isinstance(average, SWAD) and average.online:
+            assert state.batch is not None
+            with setup.engine.autocast():
+                average.track(setup.model, setup.engine.params, state.batch.x)
 
     def evaluate(self, loss: float) -> Point:
         """The scores at this step, with the mean ``loss`` since the point before; keeps the best weights."""
         setup, step = self.setup, self.state.step
-        with self._averaged():
+        with self._averaged(swad=False):
             scores = self._scores()
             point = Point(step, step * setup.sampler.domains_per_step, loss, scores)
             if setup.select == "best" and (self.best is None or _better(point, self.best[0])):
                 self.best = (point, snapshot(setup.model))
-        if self.average is not None:
-            self.average.evaluated(step, scores["validation"].loss if "validation" in scores else None)
+        if isinstance(self.average, SWAD):
+            self.average.evaluated(scores["validation"].loss if "validation" in scores else None)
         return point
 
     def _scores(self) -> Any:
@@ -95,35 +107,25 @@ class Selection(Callback):
     @property
     def stop(self) -> bool:
         """Whether the training may end before its last step: SWAD has ended, or patience has run out."""
-        patience, history = self.setup.options["patience"], self.state.history
-        if patience is not None and history and len(history) - 1 - self._best_so_far() >= patience:
-            return True
-        return self.average is not None and self.average.done
-
-    def _best_so_far(self) -> int:
-        best, history = 0, self.state.history
-        for i, point in enumerate(history):
-            best = i if _better(point, history[best]) else best
-        return best
-
-    @property
-    def selected_step(self) -> int:
-        """That of the selected weights."""
-        return self.state.history[self._best_so_far() if self.setup.select == "best" else -1].step
+        patience, history, best = self.setup.options["patience"], self.state.history, 0
+        for number, point in enumerate(history if patience is not None else ()):
+            best = number if _better(point, history[best]) else best
+        out_of_patience = patience is not None and len(history) > best + patience
+        return out_of_patience or (self.average is not None and self.average.done)
 
     # Averaged weights
 
     @contextmanager
-    def _averaged(self, always: bool = False) -> Iterator[None]:
-        """Within the block the model holds the average of its weights, if it is evaluated by that."""
+    def _averaged(self, swad: bool) -> Iterator[None]:
+        """Within the block the model holds the average of its weights; that of SWAD is known at the end."""
         average, model = self.average, self.setup.model
-        weights = average.weights() if average and (always or average.running) else None
-        if weights is None:
+        hidden = average is None or (isinstance(average, SWAD) and not swad)
+        if average is None or hidden or (weights := average.weights()) is None:
             yield
             return
-        buffers, own = list(model.buffers()), average.buffers if average else None
-        with applied([*self.setup.engine.params, *buffers], [*weights, *(own or buffers)]):
-            if own is None:
+        buffers, tracked = list(model.buffers()), average.state.get("buffers")
+        with applied([*self.setup.engine.params, *buffers], [*weights, *(tracked or buffers)]):
+            if tracked is None:
                 self.refresh()
             yield
 
@@ -149,46 +151,44 @@ class Selection(Callback):
 
     def finish(self) -> None:
         """Makes the weights that are selected, if they are an average or interpolated."""
-        average, model = self.average, self.setup.model
-        if average is not None and average.span is not None and not (average.running and self.best):
+        average, model, state = self.average, self.setup.model, self.state
+        swad = isinstance(average, SWAD)
+        if average is not None and average.span is not None and (swad or self.best is None):
             model.train()
-            with self._averaged(always=True):
-                point = self.state.history[-1]
-                if not average.running:
-                    point = replace(point, scores=self._scores())
-                self.final = (point, snapshot(model))
-            self._warn()
+            with self._averaged(swad=True):
+                point = state.history[-1]
+                self.final = (replace(point, scores=self._scores()) if swad else point), snapshot(model)
+        if isinstance(average, SWAD) and self._evaluations >= average.needed and not average.started:
+            first, last = average.span or (0, 0)
+            self._warn(
+                f"swad found no start in {len(state.history):,} evaluations: none was followed by two "
+                f"without a lower validation loss. The result is the mean over steps {first:,} to {last:,}. "
+                "Train for longer, or set a smaller eval_every."
+            )
         if self.start is not None:
             self._interpolate(self.start)
 
     def _interpolate(self, start: Weights) -> None:
-        """WiSE-FT: (1 − α) of the weights at the start, α of the selected ones.
+        """WiSE-FT: (1 − α) of the weights at the start, α of the selected ones; of equal ones the largest α.
 
         BatchNorm's statistics are computed anew, but for α = 0 and 1, which have their own.
         """
         model, wanted = self.setup.model, self.setup.options["wise_ft"]
         (point, _), chosen = self.selected, self.final or self.best
-        end = chosen[1] if chosen else snapshot(model)
-
-        def put(alpha: float) -> None:
+        end, self.final, tried = chosen[1] if chosen else snapshot(model), None, {}
+        for alpha in ALPHAS[::-1] if wanted == "validation" else (float(wanted or 0),):
             model.load_state_dict(interpolate(start, end, alpha) if alpha else start)
             model.train()
             if 0 < alpha < 1:
                 self.refresh()
-
-        points: dict[float, Point] = {}
-        for alpha in ALPHAS if wanted == "validation" else (float(wanted or 0),):
-            put(alpha)
-            points[alpha] = point if alpha == 1 else replace(point, scores=self._scores())
-        best = max(points)  # of equal ones the largest
-        for alpha in sorted(points, reverse=True):
-            best = alpha if len(points) > 1 and _better(points[alpha], points[best]) else best
-        if len(points) > 1:
-            values = {f"{a:g}": p.scores["validation"].selection_score for a, p in points.items()}
-            self.interpolation["scores"] = {a: v if isfinite(v) else None for a, v in values.items()}
-        put(best)
-        self.final = (points[best], snapshot(model))
-        self.interpolation["alpha"] = best
+            found = point if alpha == 1 else replace(point, scores=self._scores())
+            if wanted == "validation":
+                score = found.scores["validation"].selection_score
+                tried[f"{alpha:g}"] = score if isfinite(score) else None
+            if self.final is None or _better(found, self.final[0]):
+                self.final, self.interpolation["alpha"] = (found, snapshot(model)), alpha
+        if tried:
+            self.interpolation["scores"] = dict(reversed(tried.items()))
 
     @property
     def selected(self) -> tuple[Point, str]:
@@ -197,8 +197,9 @@ class Selection(Callback):
             raise RuntimeError("the training has not been run yet.")
         name, average, selects = self.setup.options["average"], self.average, self.setup.selects
         span, rule = average.span if average else None, "last step"
-        averaged = average is not None and span is not None and (average.running or self.final is not None)
-        if self.best is not None and not (averaged and average and not average.running):
+        swad = isinstance(average, SWAD)
+        averaged = span is not None and (not swad or self.final is not None)
+        if self.best is not None and not (averaged and swad):
             rule = f"best on validation by {selects.name}" if selects else "best on validation"
             rule += f", {name}" if averaged else ""
         elif averaged and span is not None:
@@ -217,34 +218,6 @@ class Selection(Callback):
             self.setup.model.load_state_dict(chosen[1])
         return self.selected[0]
 
-    @property
-    def notes(self) -> dict[str, str]:
-        """What a reader of the record must know of averaged weights."""
-        return {"average": note.removesuffix(".")} if (note := self._swad_note()) else {}
-
-    def _swad_note(self) -> str:
-        """That SWAD has too few evaluations to end, or that its rule found no start."""
-        average, steps, every = self.average, self.setup.options["steps"], self.setup.eval_every
-        if not isinstance(average, SWAD):
-            return ""
-        needed, count = average.converge + average.tolerate, -(-steps // every)
-        if count < needed:
-            return (
-                f"average='swad' needs {needed} evaluations and has {count} (steps={steps:,}, "
-                f"eval_every={every:,}); set eval_every={max(1, steps // 50)}."
-            )
-        if average.started or average.span is None or self.state.step < steps:
-            return ""
-        return (
-            f"swad found no start in {count:,} evaluations: none was followed by {average.converge - 1} "
-            f"without a lower validation loss. The result is the mean over steps {average.span[0]:,} to "
-            f"{average.span[1]:,}. Train for longer, or set a smaller eval_every."
-        )
-
-    def _warn(self) -> None:
-        if (note := self._swad_note()) and self.setup.processes.main:
-            warnings.warn(note, stacklevel=4)
-
     # Saving
 
     def close(self) -> None:
@@ -255,7 +228,7 @@ class Selection(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         best = None if self.best is None else {"step": self.best[0].step, "weights": self.best[1]}
-        average = None if self.average is None else self.average.state_dict()
+        average = None if self.average is None else self.average.state
         return {"best": best, "start": self.start, "average": average}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -266,10 +239,10 @@ class Selection(Callback):
         if state["start"] is not None:
             self.start = self._on_device(state["start"])
         if self.average is not None:
-            self.average.load_state_dict(state["average"], self.setup.engine.params)
+            self.average.state = self._on_device(state["average"])
 
-    def _on_device(self, weights: Weights) -> Weights:
-        return {name: value.to(self.setup.device) for name, value in weights.items()}
+    def _on_device(self, state: Any) -> Any:
+        return map_nest(lambda v: v.to(self.setup.device) if isinstance(v, Tensor) else v, state)
 
 
 def _better(one: Point, other: Point) -> bool:

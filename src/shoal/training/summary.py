@@ -40,9 +40,9 @@ def summary(job: Job, status: str = "finished", error: str = "") -> dict[str, An
         "environment": environment(setup.device, setup.processes.count) | formats,
         "error": error,
         "warm_up": tuple(each.to_dict() for each in job.warm.history) if job.warm else (),
-        "notes": {**setup.data.notes, **job.notes},
+        "notes": dict(setup.data.notes),
         "agreement": tuple(job.trainer.agreement),
-        "interpolation": job.interpolation,
+        "interpolation": job.trainer.selection.interpolation,
     }
 
 
