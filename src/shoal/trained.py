@@ -431,7 +431,7 @@ def _build(folder: Path, about: About | None) -> nn.Module:
         if (folder / ENCODER).is_file():
             prefix = name[: name.find(":") + 1] if name.startswith("clip:") else ""
             name = f"{prefix}{(folder / ENCODER).parent.resolve()}"
-        elif language.known(name) and name not in language.CONFIGURATIONS:  # a path, or a name on the Hub
+        elif language.known(name):  # a path, or a name on the Hub
             raise ValueError(f"its encoder {shown(name)} is not in the folder")
         options = {k: v for k, v in (about.model.get("options") or {}).items() if k != "pretrained"}
         if "pretrained" in options_of(name):

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.data.images import DEVIATION, MEAN
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run, start_from
 from shoal.models import FeatureModel, build, freeze_batchnorm, options_of
-from shoal.models.backbones import DEVIATION, MEAN, Backbone
+from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -120,7 +121,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 )
 def test_which_weights_a_name_gives(
     requests: list[tuple[str, bool]],
-    recwarn: pytest.WarningsRecorder,
     name: str,
     options: dict[str, bool],
     weights: str,
@@ -130,9 +130,6 @@ def test_which_weights_a_name_gives(
     assert model.weights.startswith(weights)
     assert bool(model.weights) is bool(weights)
     assert all(not m.training for m in batchnorms(model)) is bool(weights)
-    # A warning where timm's default is not what the published results began with.
-    doubtful = any("the published results" in str(w.message) for w in recwarn)
-    assert doubtful is ("resnet18.a1_in1k" in weights)
 
 
 def test_the_record_says_which_weights(requests: list[tuple[str, bool]], tmp_path: Path) -> None:
@@ -152,9 +149,9 @@ def test_images_are_normalized_as_each_model_wants_them() -> None:
     raw = torch.rand(2, 3, 4, 4)
     mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, DEVIATION))
     x = (raw - mean) / deviation
-    half = Backbone(nn.Flatten(), False, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    half = Backbone(nn.Flatten(), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     torch.testing.assert_close(half(x), ((raw - 0.5) / 0.5).flatten(1))
-    assert torch.equal(Backbone(nn.Flatten(), False, MEAN, DEVIATION)(x), x.flatten(1))
+    assert torch.equal(Backbone(nn.Flatten())(x), x.flatten(1))
 
 
 @pytest.mark.parametrize(("source", "prefix"), [("timm", "model.backbone."), ("torchvision", "")])

@@ -73,7 +73,7 @@ def test_the_zero_shot_head_is_the_models_own(kind: str, folders: dict[str, str]
     """With one template the logits are those of the whole model."""
     import transformers
 
-    from shoal.models.backbones import DEVIATION, MEAN
+    from shoal.data.images import DEVIATION, MEAN
 
     model, x = made(folders[kind], prompts="a good {}").eval(), images()
     theirs = transformers.AutoModel.from_pretrained(folders[kind]).eval()

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 import shoal
 from shoal.errors import InputError
 from shoal.models import FeatureExtractor, FeatureModel
-from shoal.models.head import find_head
+from shoal.models.features import find_head
 
 
 def numbers(count: int = 4, shape: tuple[int, ...] = (4,)) -> Tensor:
@@ -132,7 +132,6 @@ def test_inputs_of_any_kind() -> None:
     [
         (lambda t: t.float().unsqueeze(1).reshape(5, -1).squeeze(), True),
         (lambda t: log_softmax(t, 1), False),
-        (lambda t: t[:, :1], False),
         (lambda t: t.relu_(), False),
         (lambda t: (cross_entropy(t, torch.zeros(5).long()), t), True),
         (lambda t: {"loss": t.sum(), "logits": t}, True),
@@ -201,16 +200,17 @@ CONV = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten())
     ("model", "layer", "x", "message"),
     [
         (Own, "bodi", numbers(), r"features: Own has no layer 'bodi'\. Did you mean 'body'"),
-        (Own, "zzz", numbers(), r"Own has no layer 'zzz'\. Layers are 'body', 'dropout'"),
+        (Own, "zzz", numbers(), r"Own has no layer 'zzz'\. Layers are 'body', .*'dropout'"),
         (Own, "", numbers(), r"features: Own has no layer ''"),
         (Own, "unused", numbers(), r"layer 'unused' is not executed in a forward pass of Own"),
         (Recurrent, "lstm", numbers(2, (5, 4)), r"must be one tensor of floats, .*'lstm' gives 3"),
         (lambda: Shared("pair"), None, numbers(), r"one last linear layer .*'layer'"),
-        (lambda: Shared("first"), None, numbers(), r"'layer' is executed 2 times"),
+        (lambda: Shared("first"), None, numbers(), r"one last linear layer .*'layer'"),
         (lambda: TwoHeads(lambda a, b, z: a + b), None, numbers(), r"one last linear layer .*'one', 'two'"),
         (lambda: CONV, None, numbers(), r"Sequential has no linear layer .*features='layer.name'"),
         (lambda: nn.Sequential(nn.Linear(8, 8), *CONV), None, numbers(2, (3, 8, 8)), r"one last linear"),
-        (lambda: text_classifier("GPT2"), None, ids(), r"the last linear layer 'score' is applied to every"),
+        (lambda: text_classifier("GPT2"), None, ids(), r"one last linear layer .*'score'"),
+        (lambda: Own(lambda t: t[:, :1]), None, numbers(), r"one last linear layer"),
     ],
 )
 @pytest.mark.usefixtures("timm")
@@ -228,7 +228,7 @@ def test_before_any_pass_after_the_end_and_after_a_failure() -> None:
     model(x := numbers())
     assert torch.equal(extractor.features, model.body(x))
     extractor.close()
-    with pytest.raises(InputError, match="not executed in a forward pass since the extractor was closed"):
+    with pytest.raises(InputError, match="not executed in a forward pass"):
         _ = extractor.features
 
 

@@ -91,9 +91,6 @@ def test_weights_are_those_of_the_file_and_the_seed(tiny: str) -> None:
         for name, value in model.features.body.state_dict().items():  # type: ignore[union-attr, operator]
             assert torch.equal(value, stored[name]), name
     assert not torch.equal(a.head[1].weight, b.head[1].weight)  # type: ignore[index]
-    with torch.device("meta"):  # known names need no files
-        published = models.language._encoder("distilbert-base-uncased", False, None)[0]
-    assert sum(p.numel() for p in published.parameters()) == 66_362_880
 
 
 class Evil:
@@ -124,7 +121,7 @@ def test_no_strangers_code_is_run(tmp_path: Path, tiny: str, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("kind", "more", "message"),
     [
-        ("gpt2", {"n_embd": 16, "n_layer": 1, "n_head": 2}, "is a left-to-right model"),
+        ("gpt2", {"n_embd": 16, "n_layer": 1, "n_head": 2}, "is not a text encoder"),
         ("t5", {"d_model": 16, "d_kv": 8, "num_heads": 2}, "is not a text encoder"),
         ("vit", {"image_size": 32}, "is not a text encoder"),
         ("no-such-kind", {}, "cannot be loaded"),

@@ -129,7 +129,7 @@ def test_what_cannot_be(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("weight of 'blocks.0.attn.qkv' without calling", "beit_base_patch16_224", (3, 224, 224))
     refused("no linear layer 'qkv'; choose from q_lin, k_lin", tiny, (64,), lora_targets="qkv")
     monkeypatch.setattr(lora.importlib.util, "find_spec", lambda name: None)
-    refused(r"^LoRA requires peft: pip install 'shoal\[lora\]'\.$")
+    refused(r"^LoRA requires peft: pip install 'shoal\[peft\]'\.$")
 
 
 def test_weights_in_a_file(tmp_path: Path) -> None:

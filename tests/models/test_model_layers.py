@@ -37,7 +37,7 @@ class Net(nn.Module):
 class TestLayers:
     def layers(self, model: nn.Module, head: nn.Module) -> list[list[str]]:
         found = find_layers(model, head)
-        return [[name for name, _ in layer] for layer in [*found.layers, found.top]]
+        return [*found.layers, found.top]
 
     def test_blocks_between_stem_and_norm(self) -> None:
         model = Net()

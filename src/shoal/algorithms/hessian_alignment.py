@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Log, Outputs, Step
 from shoal.errors import InputError
-from shoal.models.head import find_head
+from shoal.models.features import find_head
 from shoal.settings import Range, log10
 
 

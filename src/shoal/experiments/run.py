@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
 from shoal.models import build, lora
-from shoal.models.backbones import Backbone, Frozen
+from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training.calibration import calibrated
@@ -110,7 +110,7 @@ def prepare(
     if config.weights and (frozen or not resumed):
         start_from(model, config.weights)
     if frozen:
-        if not isinstance(model.features, Frozen):
+        if not isinstance(model.features, Backbone):
             raise InputError("requires a timm model.", "freeze_backbone")
         data = replace(data, examples=features_of(data, model, where, bool(progress)))
     elif isinstance(data.examples, ImageFiles):
@@ -127,10 +127,8 @@ def prepare(
 def start_from(model: nn.Module, path: str) -> None:
     """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
     found = load_weights(path)
-    whole = model.state_dict().keys() == found.keys()
     try:
-        with nullcontext() if whole else lora.without_adapters(model):
-            model.load_state_dict(fitting(found, model))
+        model.load_state_dict(fitting(found, model))
     except InputError as error:
         raise InputError(f"the weights in {path!r} do not fit: {error}") from error
     except RuntimeError as error:  # shapes

@@ -1,4 +1,4 @@
-"""Models by name: small networks, any backbone of timm, encoders of text.
+"""Models by name: small networks, any backbone of timm, encoders of text, image towers of CLIP.
 
 How a package of your own adds one: :mod:`shoal.registry`; its name goes before one of timm's.
 """
@@ -19,7 +19,7 @@ from shoal.models.features import FeatureExtractor
 from shoal.models.layers import parameter_groups
 from shoal.registry import MODELS as registry
 from shoal.registry import spelled
-from shoal.settings import check, checked, settings
+from shoal.settings import Setting, checked, coerce, settings
 
 __all__ = [
     "FeatureExtractor",
@@ -45,7 +45,8 @@ def build(
     torch.Size([2, 3])
 
     Args:
-        name: name of a model of Shoal or timm, or name or folder of a text encoder of transformers.
+        name: name of a model of Shoal or timm, name or folder of a text encoder of transformers, or ``clip:``
+            with the name or folder of a model like CLIP.
         input_shape: shape of an input, without the batch dimension.
         classes: number of classes, or ``None`` for regression: one output, of shape (B,).
         seed: random seed of the initial weights.
@@ -64,12 +65,15 @@ def build(
             f"there is no default model for examples of shape {tuple(input_shape)}; name one "
             f"({', '.join(registry.names())}) or pass your own module."
         )
-    make = maker(name)
-    options = check_options(name, options)
+    make, options = maker(name), check_options(name, options)
+    adapters = {key: options[key] for key in options if key.startswith("lora")}
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        model: FeatureModel = make(tuple(input_shape), classes, **options)
+        own = {key: value for key, value in options.items() if key not in adapters}
+        model: FeatureModel = make(tuple(input_shape), classes, **own)
+        if adapters:
+            lora.adapt(name, model, input_shape, **adapters)
     model.recipe = {"name": name, "options": options}
     return model
 
@@ -87,17 +91,27 @@ def options_of(name: str) -> list[str]:
     Args:
         name: name of the model.
     """
-    return list(settings(maker(name)))[2:]
+    return list(settings_of(name))
+
+
+def settings_of(name: str) -> dict[str, Setting]:
+    """The options of a model with their defaults; those of LoRA are the same for all that are pretrained."""
+    make = maker(name)
+    adapters = settings(lora.adapt) if isinstance(make, partial) else {}  # of timm or transformers
+    others = {key: adapters[key] for key in adapters if key.startswith("lora")}
+    return dict(list(settings(make).items())[2:]) | others
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the model takes them; raises InputError where it does not."""
-    check_names(f"option of model {name!r}:", options, options_of(name))
-    make = maker(name)
-    options = check(make, options, f"model {name!r}")
-    if isinstance(make, partial):  # one of timm's or transformers'
-        lora.check(options)
-    return options
+    known = settings_of(name)
+    check_names(f"option of model {name!r}:", options, known)
+    found = {
+        key: coerce(known[key].annotation, value, key, f"model {name!r}") for key, value in options.items()
+    }
+    if "lora" in known:
+        lora.check(found)
+    return found
 
 
 def maker(name: str) -> Callable[..., FeatureModel]:
@@ -105,10 +119,10 @@ def maker(name: str) -> Callable[..., FeatureModel]:
     if spelled(name) in registry.names():
         found: Any = registry.module(name)
         return getattr(found, "build", found)
-    if str(name).startswith(clip.PREFIX):
-        return partial(clip.build, str(name).removeprefix(clip.PREFIX))
-    if language.known(str(name)):  # timm has none of these, and takes seconds to say so
-        return partial(language.build, str(name))
+    if name.startswith(clip.PREFIX):
+        return partial(clip.build, name.removeprefix(clip.PREFIX))
+    if language.known(name):  # timm has none of these, and takes seconds to say so
+        return partial(language.build, name)
     names = [*registry.names(), *language.NAMES]
     try:
         known = backbones.known(name)

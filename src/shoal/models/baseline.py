@@ -38,6 +38,8 @@ class Baseline(nn.Module):
 
     file: ClassVar[str]
     """The name of its file in a run folder."""
+    model: Any
+    """The model of scikit-learn or LightGBM; its classes are the numbers of the known ones."""
 
     def __init__(self, content: bytes, width: int, classes: int | None, known: Sequence[int]) -> None:
         super().__init__()
@@ -45,12 +47,6 @@ class Baseline(nn.Module):
         in_order = self.known == sorted({*self.known} & {*range(classes or 0)})
         if not in_order or (classes is not None and len(self.known) < 2):
             raise ValueError(f"known classes {self.known} of {classes}")
-        self.model: Any = self.read(content)
-        """The model of scikit-learn or LightGBM; its classes are the numbers of the known ones."""
-
-    @abstractmethod
-    def read(self, content: bytes) -> Any:
-        """The fitted model in the content of its file."""
 
     @abstractmethod
     def values(self, x: Array, every: int = 0) -> Iterator[Array]:
@@ -80,18 +76,18 @@ class LinearBaseline(Baseline):
 
     file = "model.json"
 
-    def read(self, content: bytes) -> Any:
+    def __init__(self, content: bytes, width: int, classes: int | None, known: Sequence[int]) -> None:
         from sklearn.linear_model import LogisticRegression, Ridge
 
+        super().__init__(content, width, classes, known)
         found = Coefficients.model_validate_json(content)
         weight, bias = np.array(found.coefficients), np.array(found.intercepts)
         rows = 1 if len(self.known) <= 2 else len(self.known)
-        if weight.shape != (rows, self.width) or bias.shape != (rows,):
+        if weight.shape != (rows, width) or bias.shape != (rows,):
             raise ValueError(f"coefficients {weight.shape} and intercepts {bias.shape}")
-        model: Any = Ridge() if self.classes is None else LogisticRegression()
-        model.coef_, model.intercept_ = (weight[0], bias[0]) if self.classes is None else (weight, bias)
-        model.classes_ = np.arange(len(self.known))
-        return model
+        self.model = Ridge() if classes is None else LogisticRegression()
+        self.model.coef_, self.model.intercept_ = (weight[0], bias[0]) if classes is None else (weight, bias)
+        self.model.classes_ = np.arange(len(self.known))
 
     def values(self, x: Array, every: int = 0) -> Iterator[Array]:
         yield self.model.predict(x) if self.classes is None else self.model.predict_proba(x)
@@ -102,22 +98,23 @@ class BoostedBaseline(Baseline):
 
     file = "model.txt"
 
-    def read(self, content: bytes) -> Any:
+    def __init__(self, content: bytes, width: int, classes: int | None, known: Sequence[int]) -> None:
         from lightgbm import Booster
 
+        super().__init__(content, width, classes, known)
         each = len(self.known) if len(self.known) > 2 else 1
-        trees = _trees(content.decode(), self.width)
+        trees = _trees(content.decode(), width)
         if not trees or len(trees) % each:
             raise ValueError(f"{len(trees)} trees for {each} scores")
         kind = {0: "regression", 2: "binary sigmoid:1"}.get(len(self.known), f"multiclass num_class:{each}")
         header = (
             f"tree\nversion=v4\nnum_class={each}\nnum_tree_per_iteration={each}\nlabel_index=0\n"
-            f"max_feature_idx={self.width - 1}\nobjective={kind}\n"
-            f"feature_names={' '.join(f'f{n}' for n in range(self.width))}\n"
-            f"feature_infos={' '.join(['none'] * self.width)}\n\n"
+            f"max_feature_idx={width - 1}\nobjective={kind}\n"
+            f"feature_names={' '.join(f'f{n}' for n in range(width))}\n"
+            f"feature_infos={' '.join(['none'] * width)}\n\n"
         )
         numbered = "".join(f"Tree={n}\n{tree}\n\n\n" for n, tree in enumerate(trees))
-        return Booster(model_str=f"{header}{numbered}end of trees\n")
+        self.model = Booster(model_str=f"{header}{numbered}end of trees\n")
 
     def values(self, x: Array, every: int = 0) -> Iterator[Array]:
         from scipy.special import expit, softmax
@@ -139,36 +136,33 @@ def _trees(text: str, width: int) -> list[str]:
     or −1 − n for leaf n. Thresholds become the greatest float32 that is no larger: for features, which are
     float32, nothing changes, and the export to ONNX does not round them up.
     """
-    trees, (text, end, _) = list[str](), text.partition("\nend of trees")
+    text, end, _ = text.partition("\nend of trees")
     if not end:
         raise ValueError("the end is missing")
+    trees = []
     for block in re.split(r"^Tree=\d+$", text, flags=re.MULTILINE)[1:]:
         fields = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
         value, limit = (np.array(fields[name].split(), float) for name in ("leaf_value", "threshold"))
         names = ("split_feature", "left_child", "right_child")
         feature, left, right = (np.array(fields[name].split(), np.int64) for name in names)
-        inner = len(value) - 1
-        nodes_and_leaves = np.r_[-inner - 1 : 0, 1:inner] if inner else []
+        inner, children = len(value) - 1, np.concatenate([left, right])
+        expected = [*range(-inner - 1, 0), *range(1, inner)] if inner else []
         if not (
             0 <= inner < MOST_LEAVES
             and len(feature) == len(limit) == len(left) == len(right) == inner
-            and np.array_equal(np.sort(np.concatenate([left, right])), nodes_and_leaves)
-            and all(((child < 0) | (child > np.arange(inner))).all() for child in (left, right))
+            and sorted(children.tolist()) == expected
+            and ((children < 0) | (children > np.tile(np.arange(inner), 2))).all()
             and ((feature >= 0) & (feature < width)).all()
-            and np.isfinite(value).all()
-            and np.isfinite(limit).all()
+            and np.isfinite([*value, *limit]).all()
             and fields["num_cat"] == "0"
         ):
             raise ValueError(f"tree {len(trees)} is not a tree")
         with np.errstate(over="ignore"):
             rounded = limit.astype(np.float32)
         rounded = np.where(rounded > limit, np.nextafter(rounded, np.float32(-np.inf)), rounded)
-        parts: dict[str, Array] = {"split_feature": feature, "threshold": rounded.astype(float)}
-        parts |= {"decision_type": np.full(inner, 2), "left_child": left, "right_child": right}
-        lines = [
-            f"{name}={' '.join(map(repr, part.tolist()))}"
-            for name, part in (parts | {"leaf_value": value}).items()
-        ]
+        parts = {"split_feature": feature, "threshold": rounded.astype(float), "decision_type": 2 + 0 * left}
+        parts |= {"left_child": left, "right_child": right, "leaf_value": value}
+        lines = [f"{name}={' '.join(map(repr, part.tolist()))}" for name, part in parts.items()]
         trees.append("\n".join([f"num_leaves={inner + 1}", "num_cat=0", *lines, "shrinkage=1"]))
     return trees
 

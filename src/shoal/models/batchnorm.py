@@ -25,22 +25,19 @@ def freeze_batchnorm(model: nn.Module) -> list[str]:
     """
     names = []
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and "train" not in vars(module) and _has_statistics(module):
-            keep_statistics(module)
-            names.append(name)
+        if isinstance(module, _BatchNorm) and "train" not in vars(module):
+            mean = module.running_mean
+            if mean is not None and mean.count_nonzero():
+                keep_statistics(module)
+                names.append(name)
     return names
 
 
 def keep_statistics(module: nn.Module) -> None:
     """The module is in evaluation mode whatever mode is asked for."""
-    module.train = partial(_stay, module)  # type: ignore[method-assign]
+    module.train = partial(_eval, module)  # type: ignore[method-assign]
     module.eval()
 
 
-def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
+def _eval(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
-
-
-def _has_statistics(module: _BatchNorm) -> bool:
-    mean = module.running_mean
-    return mean is not None and bool(mean.count_nonzero())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
 
-from shoal.models.features import unwrapped
-from shoal.models.lora import base_model
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def arguments(model: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -22,7 +22,10 @@ def arguments(model: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     """
     if isinstance(x, Tensor):
         return (x,), {}
-    names, needed = _parameters(type(base_model(unwrapped(model))).forward)
+    inner, peft = unwrapped(model), sys.modules.get("peft")
+    if peft is not None and isinstance(inner, peft.PeftModel):  # which passes on whatever it is given
+        inner = inner.get_base_model()
+    names, needed = _parameters(type(inner).forward)
     if isinstance(x, Mapping) and x and len(names) > 1 and names.issuperset(x):
         return (), dict(x)
     if isinstance(x, (tuple, list)) and needed > 1:
@@ -38,14 +41,16 @@ def call(model: nn.Module, x: Any) -> Any:
     return logits if isinstance(logits, Tensor) else output
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel and torch.compile."""
+    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
 @lru_cache(maxsize=256)
 def _parameters(forward: Any) -> tuple[frozenset[str], int]:
-    """The names of what a function takes by name, and how many it needs."""
-    try:
-        every = list(inspect.signature(forward).parameters.values())[1:]  # without self
-    except (TypeError, ValueError):
-        return frozenset(), 1
-    named = [p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    placed = [p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
-    needed = [p for p in placed if p.default is p.empty]
+    """The names of a method's parameters, and how many of them it needs."""
+    every = list(inspect.signature(forward).parameters.values())[1:]  # without self
+    named = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = [p for p in named if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
     return frozenset(p.name for p in named), len(needed)

@@ -20,10 +20,9 @@ from torch.nn.functional import normalize
 
 from shoal.data.text import from_hub, load_tokenizer
 from shoal.errors import InputError
-from shoal.models.backbones import Backbone, Frozen
+from shoal.models.backbones import Backbone
 from shoal.models.feature_model import FeatureModel, with_head
 from shoal.models.language import read_model
-from shoal.models.lora import Alpha, Dropout, Rank, inject
 from shoal.settings import Range
 from shoal.vision import load
 
@@ -32,11 +31,8 @@ PREFIX = "clip:"
 OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 NORMALIZATION = {
-    "clip": OPENAI,
-    "chinese_clip": OPENAI,
-    "metaclip_2": OPENAI,
-    "siglip": HALF,
-    "siglip2": HALF,
+    **dict.fromkeys(("clip", "chinese_clip", "metaclip_2"), OPENAI),
+    **dict.fromkeys(("siglip", "siglip2"), HALF),
 }
 """Mean and deviation of images by the kind of model."""
 
@@ -52,12 +48,8 @@ def build(
     pretrained: bool = True,
     frozen: bool = False,
     dropout: Annotated[float, Range(0, below=1)] = 0.0,
-    lora: Rank | None = None,
-    lora_alpha: Alpha | None = None,
-    lora_dropout: Dropout = 0.0,
-    lora_targets: list[str] | str | None = None,
 ) -> FeatureModel:
-    """Build an image tower with a linear head that starts as a zero-shot classifier.
+    """Build an image tower with a linear head that starts as a zero-shot classifier; see also LoRA's options.
 
     Args:
         name: name or folder of the model.
@@ -69,19 +61,12 @@ def build(
         pretrained: use the published weights, or those in the folder; otherwise random ones, and no prompts.
         frozen: train only the head, on features of images without augmentation.
         dropout: dropout rate of the features.
-        lora: rank of low-rank adapters (with peft); only these and the head are trained.
-        lora_alpha: scale of the adapters, ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
-        lora_dropout: dropout rate of the inputs of the adapters.
-        lora_targets: names of linear layers, or their last parts, that get adapters (default: the query and
-            value projections of attention).
     """
     transformers = load("transformers", "text")
     config = from_hub("model", name, transformers.AutoConfig.from_pretrained)
     if config.model_type not in NORMALIZATION:
-        raise InputError(
-            f"model 'clip:{name}' is of kind {config.model_type!r}; such models are "
-            f"{', '.join(NORMALIZATION)}."
-        )
+        kinds = ", ".join(NORMALIZATION)
+        raise InputError(f"model 'clip:{name}' is of kind {config.model_type!r}; such models are {kinds}.")
     side = config.vision_config.image_size
     if tuple(input_shape) != (3, side, side):
         raise InputError(
@@ -94,11 +79,8 @@ def build(
         model, _ = read_model(name, config)
     else:
         model = from_hub("model", name, lambda name, **_: transformers.AutoModel.from_config(config))
-    tower = Tower(model)
-    if lora is not None:
-        inject(tower, name, lora, lora_alpha, lora_dropout, lora_targets)
-    features = (Frozen if frozen else Backbone)(tower, False, *NORMALIZATION[config.model_type])
-    made = with_head(name, features, torch.zeros(1, *input_shape), classes, dropout)
+    features = Backbone(Tower(model), *NORMALIZATION[config.model_type], frozen=frozen)
+    made = with_head(name, features, input_shape, classes, dropout)
     if use_prompts:
         head: Any = made.head[-1] if isinstance(made.head, nn.Sequential) else made.head
         _start(head, model, tokenizer, texts)
@@ -117,14 +99,14 @@ def _texts(name: str, classes: Sequence[str] | None, prompts: list[str] | str, c
     templates = [prompts] if isinstance(prompts, str) else list(prompts)
     if not templates or any("{}" not in template for template in templates):
         raise InputError(f"prompts must be templates with {{}} for the class, got {templates}.")
-    texts = [[template.replace("{}", each) for template in templates] for each in map(str.strip, classes)]
-    known: dict[tuple[str, ...], str] = {}
-    for each, own in zip(classes, texts, strict=True):
-        other = known.setdefault(tuple(" ".join(text.lower().split()) for text in own), each)
-        if other is not each:
+    texts = [[template.replace("{}", each.strip()) for template in templates] for each in classes]
+    known: dict[str, str] = {}
+    for each, (first, *_) in zip(classes, texts, strict=True):
+        if (plain := " ".join(first.lower().split())) in known:
             raise InputError(
-                f"the classes {other!r} and {each!r} give equal prompts, {own[0]!r}; rename one."
+                f"the classes {known[plain]!r} and {each!r} give equal prompts, {first!r}; rename one."
             )
+        known[plain] = each
     return texts
 
 
@@ -135,8 +117,9 @@ def _start(head: nn.Linear, model: Any, tokenizer: Any, texts: list[list[str]]) 
     options = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
     for row, own in enumerate(texts):
         tokens = tokenizer(own, **options)
-        known = {name: tokens[name] for name in ("input_ids", "attention_mask") if name in tokens}
-        found = model.get_text_features(**known)
+        found = model.get_text_features(
+            **{name: tokens[name] for name in ("input_ids", "attention_mask") if name in tokens}
+        )
         embedded = found if isinstance(found, Tensor) else found.pooler_output
         head.weight[row] = model.logit_scale.exp() * normalize(normalize(embedded).mean(0), dim=0)
     head.bias.fill_(float(getattr(model, "logit_bias", torch.zeros(1))))

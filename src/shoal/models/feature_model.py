@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import InputError
-from shoal.models.lora import all_called
 
 
 class FeatureModel(nn.Module):
@@ -37,18 +36,21 @@ class FeatureModel(nn.Module):
 
 def linear_head(width: int, classes: int | None, dropout: float = 0.0) -> nn.Module:
     """From ``width`` features to logits (B, classes), or for ``None`` to one number per example (B,)."""
-    parts: list[nn.Module] = [nn.Dropout(dropout)] if dropout else []
-    if classes is not None:
-        return nn.Sequential(*parts, nn.Linear(width, classes)) if parts else nn.Linear(width, classes)
-    return nn.Sequential(*parts, nn.Linear(width, 1), nn.Flatten(start_dim=0))
+    linear = nn.Linear(width, classes or 1)
+    parts = [nn.Dropout(dropout)] * bool(dropout) + [linear]
+    if classes is None:
+        parts.append(nn.Flatten(start_dim=0))
+    return nn.Sequential(*parts) if len(parts) > 1 else linear
 
 
-def with_head(name: str, features: nn.Module, x: Tensor, classes: int | None, dropout: float) -> FeatureModel:
-    """``features`` of images such as ``x``, of model ``name``, with a linear head."""
+def with_head(
+    name: str, features: nn.Module, input_shape: tuple[int, ...], classes: int | None, dropout: float
+) -> FeatureModel:
+    """The features of images, of the model called ``name``, with a linear head."""
     try:
-        with torch.no_grad(), all_called(name, features):
-            width = features.eval()(x).flatten(1).shape[1]
+        with torch.no_grad():
+            width = features.eval()(torch.zeros(1, *input_shape)).flatten(1).shape[1]
     except (RuntimeError, AssertionError) as error:
         first = (str(error).splitlines() or [""])[0]
-        raise InputError(f"model {name!r} cannot take images {tuple(x.shape[1:])}: {first}") from error
+        raise InputError(f"model {name!r} cannot take images {tuple(input_shape)}: {first}") from error
     return FeatureModel(features, linear_head(width, classes, dropout)).train()

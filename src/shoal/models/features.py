@@ -1,10 +1,10 @@
-"""The features of any model: the input of its last linear layer, or the output of a named layer."""
+"""The features and the head of any model, found in a forward pass."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,33 +13,29 @@ from torch.utils.hooks import RemovableHandle
 
 from shoal.data.batch import tensors_in
 from shoal.errors import InputError, did_you_mean, shown
+from shoal.models.calling import PARALLEL, arguments, unwrapped
+from shoal.models.feature_model import FeatureModel
 from shoal.replay import preserve_state
 from shoal.settings import checked
-from shoal.tensors import map_nest
 
-RESHAPES = {
-    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice"),
-    *("Alias", "Clone", "ToCopy"),
-}
-"""Autograd operations that change no value. Whether they drop any is checked by size."""
-PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+NAME_ONE = "name the layer that returns the features, features='layer.name'"
 
 
 class FeatureExtractor:
     """Records the features of any ``nn.Module`` in each forward pass.
 
     By default the features z are the input of the last linear layer, W z + b. Operations without weights,
-    such as a reshape or a softmax, may follow it. The layer is found in the first forward pass, by following
-    the output of an additional trial pass (the logits, or the first of several) back through the autograd
-    graph. Features are flattened to (B, d): the output of a layer with tokens (B, T, d) becomes T·d numbers
-    per example, and feature maps (B, c, h, w) become c·h·w, so name the pooling layer after them instead. ::
+    such as a reshape or a softmax, may follow it. It is found by a trial pass before the first forward pass:
+    it is the layer that returns the model's output (the logits, or the first of several) or, where there is
+    none, the only one that returns as many numbers. Features are flattened to (B, d): those of a layer with
+    tokens, (B, T, d), are T·d numbers per example; name the pooling layer after it instead. ::
 
         extractor = FeatureExtractor(model)
         logits = model(x)
         loss = cross_entropy(logits, y) + shoal.penalties.coral(extractor.features, domain)
 
     The extractor uses forward hooks. It stays attached to the model until :meth:`close` or the end of a
-    ``with`` block. It does not change the model's ``state_dict``, and copies of the model record nothing.
+    ``with`` block. It does not change the model's ``state_dict``; a copy of the model has one of its own.
     Models wrapped by ``torch.compile`` or ``DistributedDataParallel`` work too; create the extractor before
     the first forward pass of a compiled model.
 
@@ -59,20 +55,17 @@ class FeatureExtractor:
         self.is_output = False
         """Whether the layer is linear and its output is the model's, up to the shape."""
         self._root = unwrapped(model)
-        names = [name for name, _ in self._root.named_modules(remove_duplicate=False)]
-        kind = type(self._root).__name__
-        if layer is not None and layer not in names[not isinstance(self._root, nn.Linear) :]:
-            hint = did_you_mean(layer, names) or _such_as(self._root)
-            raise InputError(f"features: {kind} has no layer {shown(layer)}.{hint}")
-        if layer is None and not any(isinstance(m, nn.Linear) for m in self._root.modules()):
-            raise InputError(
-                f"features: {kind} has no linear layer (nn.Linear) whose input they could be; "
-                f"set features='layer.name' to the layer that returns them.{_such_as(self._root)}"
-            )
-        self._takes_input: bool | None = None
+        self._takes_input: bool | None = None  # not known before the first forward pass
         self._recorded: Any = None
         self._handles: list[RemovableHandle] = []
         self._attached = False  # what the compiler can read
+        modules, kind = dict(self._root.named_modules(remove_duplicate=False)), type(self._root).__name__
+        names = [name for name in modules if name or isinstance(self._root, nn.Linear)]
+        if layer is not None and layer not in names:
+            hint = did_you_mean(layer, names) or f" Layers are {', '.join(map(repr, names[-8:]))}."
+            raise InputError(f"features: {kind} has no layer {shown(layer)}.{hint}")
+        if layer is None and not any(isinstance(m, nn.Linear) for m in modules.values()):
+            raise InputError(f"features: {kind} has no linear layer (nn.Linear); {NAME_ONE}.")
         self.attach()
 
     @property
@@ -87,16 +80,11 @@ class FeatureExtractor:
         tensors = list(tensors_in([self._recorded]))
         what = f"layer {self.layer!r}" if self.layer else "the model"
         if not tensors:
-            state = "" if self._handles else " since the extractor was closed"
-            raise InputError(
-                f"features: {what} was not executed in a forward pass{state}. A model that was compiled and "
-                "used before needs torch.compiler.reset()."
-            )
+            compiled = "a model that was compiled and used before needs torch.compiler.reset()"
+            raise InputError(f"features: {what} was not executed in a forward pass; {compiled}.")
         if len(tensors) > 1 or not tensors[0].ndim or not tensors[0].is_floating_point():
-            raise InputError(
-                f"features must be one tensor of floats, (B, …); {what} gives {len(tensors)} of "
-                f"{tensors[0].dtype}."
-            )
+            gives = f"{what} gives {len(tensors)} of {tensors[0].dtype}"
+            raise InputError(f"features must be one tensor of floats, (B, …); {gives}.")
         return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
 
     def take(self) -> Tensor:
@@ -112,39 +100,32 @@ class FeatureExtractor:
         attached = bool(self._handles)
         self.close()
         try:
-            call, self._takes_input, is_output, rows = _feature_layer(self._root, self.layer, args, kwargs)
+            call, self._takes_input, self.is_output, rows = _search(self._root, self.layer, args, kwargs)
             self.layer, self._recorded = call.name, call.input if self._takes_input else call.output
-            features = self.take().detach()
+            features = self.take()
         finally:  # after an error too, so that the next pass is another try
             if attached:
                 self.attach()
-        if rows is not None and len(features) != rows:
-            raise InputError(
-                f"features must have a row per example: layer {call.name!r} gives {len(features)} rows for "
-                f"an output of {rows} rows. Name another layer, features='layer.name'."
-            )
-        self.is_output = is_output and self.linear is not None
+        if len(features) != rows:
+            gives = f"layer {self.layer!r} gives {len(features)} rows for an output of {rows}"
+            raise InputError(f"features must have a row per example: {gives}; {NAME_ONE}.")
         self.width = features.shape[1]
         return self
 
     def attach(self) -> None:
-        """Attaches the hooks again after :meth:`close`, or those of a copy, which starts detached."""
+        """Attaches the hooks again after :meth:`close`."""
         if self._handles:
             return
         self._attached = True
-        if self.layer is None or self._takes_input is None:
-            # The hooks of what torch.compile returns are not compiled, those of module.compile() are.
-            outermost = self.model.module if isinstance(self.model, PARALLEL) else self.model
-            in_place = self._root._compiled_call_impl is not None
-            find: Any = torch.compiler.disable(self._find_first) if in_place else self._find_first
-            self._handles = [outermost.register_forward_pre_hook(find, with_kwargs=True)]
+        if self._takes_input is not None:
+            layer = self._root.get_submodule(self.layer or "")
+            self._handles = [layer.register_forward_hook(self._record, with_kwargs=True)]
             return
-        layer = self._root.get_submodule(self.layer)
-        if self._takes_input:
-            record = layer.register_forward_pre_hook(self._record_input, with_kwargs=True)
-        else:
-            record = layer.register_forward_hook(self._record_output)
-        self._handles = [self._root.register_forward_pre_hook(self._clear, prepend=True), record]
+        # The hooks of what torch.compile returns are not compiled, those of module.compile() are.
+        outermost = self.model.module if isinstance(self.model, PARALLEL) else self.model
+        in_place = self._root._compiled_call_impl is not None
+        find: Any = torch.compiler.disable(self._find_first) if in_place else self._find_first
+        self._handles = [outermost.register_forward_pre_hook(find, with_kwargs=True)]
 
     def close(self) -> None:
         """Removes the hooks from the model."""
@@ -158,175 +139,122 @@ class FeatureExtractor:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # A copy of the model has hooks of a copy of the extractor, which is not attached: they do nothing.
-
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_recorded": None, "_handles": [], "_attached": False}
+        return vars(self) | {"_recorded": None}  # which has a graph, and cannot be copied
 
     def _find_first(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._attached:
             self.find(*args, **kwargs)
-            if self.layer == "":  # the model is the layer, and its hooks are those from before
-                self._recorded = _first(args, kwargs)
 
-    def _clear(self, module: nn.Module, args: Any) -> None:
-        if self._attached:
-            self._recorded = None
-
-    def _record_input(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._attached:
-            self._recorded = _first(args, kwargs)
-
-    def _record_output(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _record(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._attached:  # copied: what comes next may overwrite it, as nn.ReLU(inplace=True) does
-            self._recorded = [t.clone() for t in tensors_in([output])]
+            copies = [] if self._takes_input else [t.clone() for t in tensors_in([output])]
+            self._recorded = copies or _first(args, kwargs)
+
+
+def find_head(model: nn.Module, x: Any) -> nn.Module:
+    """The head of ``model``: of a :class:`~shoal.models.FeatureModel` its own, else the last linear layer.
+
+    The layer is found by a trial pass on ``x``, a batch of inputs, which does not change the model.
+
+    Raises:
+        InputError: the model has no linear layer at its end.
+    """
+    if isinstance(model, FeatureModel):
+        return model.head
+    kind, hint = type(model).__name__, "Wrap it as shoal.models.FeatureModel(features, head)."
+    try:
+        args, kwargs = arguments(model, x)
+        with FeatureExtractor(model) as extractor:
+            extractor.find(*args, **kwargs)
+    except InputError as error:
+        raise InputError(f"{kind} has no head that can be identified: {error} {hint}") from error
+    if extractor.linear is None or not extractor.is_output:
+        raise InputError(f"{kind} has no head: its last linear layer does not return its output. {hint}")
+    return extractor.linear
+
+
+# The search in a trial pass
 
 
 class Call(NamedTuple):
-    """One call of a layer in a trial pass."""
+    """One call of a layer: its input, and copies of the tensors that it returned."""
 
     name: str
     input: Any
-    output: Any
-    nodes: list[Any]
-    """Where its output is in autograd's graph, whatever overwrites it later."""
+    output: list[Tensor]
+
+    def returned(self, output: Tensor) -> bool | None:
+        """Whether it returned the values of ``output``, in any shape; ``None``: as many, but other ones."""
+        if len(self.output) != 1 or self.output[0].numel() != output.numel():
+            return False
+        return torch.equal(self.output[0].flatten().double(), output.flatten().double()) or None
 
 
-def _feature_layer(
-    root: nn.Module, layer: str | None, args: Any, kwargs: Any
-) -> tuple[Call, bool, bool, int | None]:
-    """The call that has the features, whether they are its input, whether it returns the output; its rows."""
-    watched: dict[nn.Module, str] = {m: n for n, m in root.named_modules() if isinstance(m, nn.Linear)}
-    if layer is not None:  # a module may have two names
-        watched[root.get_submodule(layer)] = layer
-    result, calls = _trial(root, watched, args, kwargs)
+def _search(root: nn.Module, layer: str | None, args: Any, kwargs: Any) -> tuple[Call, bool, bool, int]:
+    """The call of the layer, or of the last linear one; whether its input are the features, and its output is
+    the model's; and the rows of the model's output.
+
+    The last layer is the one that returns the model's output, or else the only linear one that returns as
+    many numbers: operations without weights follow it. It must not be executed again for something else.
+    """
+    result, calls = _trial(root, layer, args, kwargs)
     output, several = _main_output(result)
-    if layer is not None:
-        calls = [call for call in calls if call.name == layer]
-    last = next((call for call in reversed(calls) if _is_last(call, output, root)), None)
-    kind, name_one = type(root).__name__, f"features='layer.name'.{_such_as(root)}"
-    if not calls:
+    final, kind = {call.name: n for n, call in enumerate(calls)}, type(root).__name__
+    linear = [n for n, call in enumerate(calls) if isinstance(root.get_submodule(call.name), nn.Linear)]
+    equal = [n for n, call in enumerate(calls) if call.returned(output)]
+    sized = [n for n in linear if calls[n].returned(output) is not False]
+    last = equal[-1] if equal else sized[0] if len(sized) == 1 else None
+    if last not in final.values():
+        last = None
+    which = last if layer is None else final.get(layer)
+    if which is None and layer is not None:
         raise InputError(f"features: layer {layer!r} is not executed in a forward pass of {kind}.")
-    if layer is None and last is None:
-        names = ", ".join(dict.fromkeys(repr(call.name) for call in calls[-8:]))
-        raise InputError(
-            f"features: the output of {kind} does not come from one last linear layer (nn.Linear) alone; "
-            f"name the layer that returns them, or one of the linear layers ({names}), {name_one}"
-        )
-    call = last or calls[-1]
-    count = sum(c.name == call.name for c in calls)
-    if count > 1 and (last is None or call is not [c for c in calls if c.name == call.name][-1]):
-        raise InputError(
-            f"features: layer {call.name!r} is executed {count} times in a forward pass, and it is not clear "
-            f"which counts; name another layer, {name_one}"
-        )
-    same_size = isinstance(call.output, Tensor) and call.output.numel() == output.numel()
-    if layer is None and call.input.ndim > 2 and not same_size and output.ndim:
-        raise InputError(
-            f"features: the last linear layer {call.name!r} is applied to every token (its input has shape "
-            f"{tuple(call.input.shape)}), and the output uses a part of them: name the layer that returns "
-            "the features, features='layer.name', or give a shoal.models.FeatureModel."
-        )
-    node: Any = output.grad_fn
-    while node is not None and node not in call.nodes:
-        reshape = node.name().rstrip("0123456789").removesuffix("Backward") in RESHAPES
-        node = node.next_functions[0][0] if reshape else None
-    is_output = node is not None and same_size and not several
-    return call, last is not None, is_output, len(output) if output.ndim else None
+    if which is None:
+        names = ", ".join(dict.fromkeys(repr(calls[n].name) for n in linear[-8:]))
+        why = f"does not come from one last linear layer alone, of {names}"
+        raise InputError(f"features: the output of {kind} {why}; {NAME_ONE}.")
+    return calls[which], which == last, which in equal and which in linear and not several, len(output)
 
 
-def _trial(
-    root: nn.Module, watched: Mapping[nn.Module, str], args: Any, kwargs: Any
-) -> tuple[Any, list[Call]]:
-    """The output of a pass in evaluation mode with a graph, and the calls of the watched modules in it."""
-    calls: list[Call] = []
+def _trial(root: nn.Module, layer: str | None, args: Any, kwargs: Any) -> tuple[Any, list[Call]]:
+    """The output of a pass in evaluation mode, and the calls in it of linear layers and of the one named.
+
+    Compiled parts run eagerly, and the model stays as it was.
+    """
+    names: dict[nn.Module, str] = {m: n for n, m in root.named_modules() if isinstance(m, nn.Linear)}
+    if layer is not None:
+        names[root.get_submodule(layer)] = layer
+    calls, modes = list[Call](), [(module, module.training) for module in root.modules()]
 
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        nodes = [t.grad_fn for t in tensors_in([output]) if t.grad_fn is not None]
-        calls.append(Call(watched[module], _first(args, kwargs), output, nodes))
+        copies = [t.clone() for t in tensors_in([output])]  # what comes next may overwrite it
+        calls.append(Call(names[module], _first(args, kwargs), copies))
 
-    # The model's own hooks are not called by model.forward.
-    handles = [m.register_forward_hook(record, with_kwargs=True) for m in watched if m is not root]
-    try:
-        with _evaluated(root):
-            args, kwargs = map_nest(_for_autograd, args), map_nest(_for_autograd, kwargs)
-            result = root.forward(*args, **kwargs)
-            if root in watched:
-                record(root, args, kwargs, result)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return result, calls
-
-
-@contextlib.contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, a graph whatever is frozen, compiled parts run eagerly; the model stays as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    handles = [module.register_forward_hook(record, with_kwargs=True) for module in names]
     eager: Any = contextlib.nullcontext()
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
         eager = torch.compiler.set_stance("force_eager")
     try:
-        for p in frozen:
-            p.requires_grad_(True)
-        model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), preserve_state(model), eager:
-            yield
+        root.eval()
+        with torch.no_grad(), preserve_state(root), eager:
+            return root(*args, **kwargs), calls
     finally:
         for module, mode in modes:
             module.training = mode
-        for p in frozen:
-            p.requires_grad_(False)
-
-
-def _is_last(call: Call, output: Tensor, root: nn.Module) -> bool:
-    """Whether the output comes from this call, and from no weights but through it; a scale may follow."""
-    weights = {p for p in root.parameters() if p.ndim > 1}
-    todo, seen = [output.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        if getattr(node, "variable", None) in weights:
-            return False
-        seen.add(node)
-        todo += () if node in call.nodes else (n for n, _ in node.next_functions)
-    return not seen.isdisjoint(call.nodes)
+        for handle in handles:
+            handle.remove()
 
 
 def _main_output(result: Any) -> tuple[Tensor, bool]:
     """The logits, where an output names them so, or its first tensor; and whether there are others."""
     logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
-    tensors = [t for t in tensors_in([result if logits is None else logits]) if t.grad_fn is not None]
-    tensors = [t for t in tensors if t.ndim] or tensors  # a loss beside the logits does not count
+    tensors = [t for t in tensors_in([result if logits is None else logits]) if t.ndim]  # no loss
     if not tensors:
-        raise InputError(
-            f"features: the model's output ({type(result).__name__}) has no tensor that depends on its "
-            "weights, so they cannot be found."
-        )
+        raise InputError(f"features: the model's output is {type(result).__name__}, without a tensor.")
     return tensors[0], len(tensors) > 1
 
 
 def _first(args: Any, kwargs: Any) -> Any:
     """The first argument of a call."""
     return args[0] if args else next(iter(kwargs.values()), None)
-
-
-def _for_autograd(part: Any) -> Any:
-    """A tensor made in inference mode as one that a graph can hold; all else as it is."""
-    return part.clone() if isinstance(part, Tensor) and part.is_inference() else part
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel and torch.compile."""
-    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", None)
-    return unwrapped(inner) if isinstance(inner, nn.Module) else model
-
-
-def _such_as(model: nn.Module) -> str:
-    """Names of layers for a message: the parts of a model, and those of its last part."""
-    names = [name for name, _ in model.named_children()]
-    if names:
-        names += [f"{names[-1]}.{n}" for n, _ in model.get_submodule(names[-1]).named_children()]
-    return f" Layers are {', '.join(map(repr, names[-8:]))}." if names else ""

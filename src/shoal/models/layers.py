@@ -11,28 +11,15 @@ from torch import nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel
-from shoal.models.head import find_head
+from shoal.models.features import find_head
 from shoal.settings import Range, Rate, checked
-
-Part = tuple[str, nn.Module]
-"""A module and its name in ``model.named_modules()``."""
 
 
 class Layers(NamedTuple):
-    """A model without its head: its layers, the lowest first, and what lies between the last and the head."""
+    """The names of modules, layer by layer, the lowest first; and those between the last and the head."""
 
-    layers: list[list[Part]]
-    top: list[Part]
-
-    def depths(self, model: nn.Module, head: nn.Module) -> dict[nn.Parameter, int]:
-        """How many layers below the head each parameter is; one in no layer counts as in the lowest."""
-        count = len(self.layers)
-        levels = [(count - n, layer) for n, layer in enumerate(self.layers)]
-        found = dict.fromkeys(head.parameters(), 0)
-        for depth, parts in [*levels, (0, self.top)]:
-            for _, module in parts:
-                found |= {p: depth for p in module.parameters() if p not in found}
-        return {p: found.get(p, count) for p in model.parameters()}
+    layers: list[list[str]]
+    top: list[str]
 
 
 def find_layers(model: nn.Module, head: nn.Module) -> Layers:
@@ -55,45 +42,58 @@ def find_layers(model: nn.Module, head: nn.Module) -> Layers:
     """
     kept = set(head.parameters())
 
-    def size(part: Part) -> int:
-        return sum(p.numel() for p in part[1].parameters() if p.ndim > 1 and p not in kept)
+    def size(name: str) -> int:
+        weights = model.get_submodule(name).parameters()
+        return sum(p.numel() for p in weights if p.ndim > 1 and p not in kept)
 
-    def grouped(parts: Sequence[Part]) -> list[list[Part]]:
-        layers: list[list[Part]] = [[]]
-        for part in parts:
-            if size(part) and any(map(size, layers[-1])):
+    def grouped(names: Sequence[str]) -> list[list[str]]:
+        """A layer for each large part; none, if there is none."""
+        layers: list[list[str]] = [[]]
+        for name in names:
+            if size(name) and any(map(size, layers[-1])):
                 layers.append([])
-            layers[-1].append(part)
+            layers[-1].append(name)
         return layers if any(map(size, layers[-1])) else []
 
-    def split(module: nn.Module, name: str, inside: bool) -> Layers | None:
-        parts = [(f"{name}{child}", m) for child, m in module.named_children() if m is not head]
-        large = [part for part in parts if size(part)]
-        several = isinstance(module, (nn.Sequential, nn.ModuleList)) and len(large) > 1
-        if several or _numbered({n: size((n, m)) for n, m in large}):
+    def split(name: str, inside: bool) -> Layers | None:
+        module = model.get_submodule(name)
+        parts = [f"{name}.{child}".lstrip(".") for child, m in module.named_children() if m is not head]
+        sizes = {part: size(part) for part in parts if size(part)}
+        listed = isinstance(module, (nn.Sequential, nn.ModuleList)) and len(sizes) > 1
+        if listed or _numbered(sizes):
             return Layers(grouped(parts), [])
-        found = [(p, split(p[1], f"{p[0]}.", inside or len(large) > 1)) for p in large]
-        opened = [(p, each) for p, each in found if each is not None]
+        found = {part: split(part, inside or len(sizes) > 1) for part in sizes}
+        opened = {part: inner for part, inner in found.items() if inner is not None}
         if not opened:
-            return Layers(grouped(parts), []) if large and not inside else None
-        part, (layers, top) = max(opened, key=lambda pair: (len(pair[1].layers), size(pair[0])))
-        before, after = parts[: parts.index(part)], parts[parts.index(part) + 1 :]
-        layers = [before, *layers] if any(map(size, before)) else [[*before, *layers[0]], *layers[1:]]
+            return Layers(grouped(parts), []) if sizes and not inside else None
+        best = max(opened, key=lambda part: (len(opened[part].layers), sizes[part]))
+        (first, *others), top = opened[best]
+        before, after = parts[: parts.index(best)], parts[parts.index(best) + 1 :]
+        lowest = [before, first] if any(map(size, before)) else [[*before, *first]]
         rest = grouped(after)
-        return Layers([*layers, *rest], top if rest else [*top, *after])
+        return Layers([*lowest, *others, *rest], top if rest else [*top, *after])
 
-    return split(model, "", inside=False) or Layers([], [])
+    return split("", inside=False) or Layers([], [])
 
 
 def _numbered(sizes: dict[str, int]) -> bool:
     """Whether parts called alike but for a number hold more than half of the weights."""
-    kinds: Counter[str] = Counter()
-    count: Counter[str] = Counter()
+    alike, count = Counter[str](), Counter[str]()
     for name, size in sizes.items():
         if match := re.fullmatch(r"(.*\D)\d+", name.rpartition(".")[2]):
-            kinds[match[1]] += size
+            alike[match[1]] += size
             count[match[1]] += 1
-    return any(count[kind] > 1 and 2 * kinds[kind] > sum(sizes.values()) for kind in kinds)
+    return any(count[name] > 1 and 2 * alike[name] > sum(sizes.values()) for name in alike)
+
+
+def depths(model: nn.Module, head: nn.Module) -> dict[nn.Parameter, int]:
+    """How many layers below the head each parameter is; one in no layer counts as in the lowest."""
+    layers, top = find_layers(model, head)
+    found = dict.fromkeys(head.parameters(), 0)
+    for depth, names in enumerate([top, *reversed(layers)]):
+        for name in names:
+            found |= {p: depth for p in model.get_submodule(name).parameters() if p not in found}
+    return {p: found.get(p, len(layers)) for p in model.parameters()}
 
 
 @checked
@@ -127,9 +127,8 @@ def parameter_groups(
     if x is None and not isinstance(model, FeatureModel):
         raise InputError("x is missing: it is a batch of inputs, needed to find the head in a forward pass.")
     head = find_head(model, x)
-    depths, own = find_layers(model, head).depths(model, head), set(head.parameters())
-    groups: dict[float, list[nn.Parameter]] = {}
-    for p, depth in depths.items():
+    own, groups = set(head.parameters()), dict[float, list[nn.Parameter]]()
+    for p, depth in depths(model, head).items():
         rate = head_lr if head_lr is not None and p in own else lr * (layer_decay or 1.0) ** depth
         if p.requires_grad:
             groups.setdefault(rate, []).append(p)

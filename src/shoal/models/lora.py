@@ -11,21 +11,18 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Annotated, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
+import torch
 from torch import nn
 
 from shoal.errors import InputError
+from shoal.models.backbones import Backbone
+from shoal.models.feature_model import FeatureModel
 from shoal.settings import Range
 from shoal.vision import allow_torchvision
-
-Rank = Annotated[int, Range(1, 10**4)]
-Alpha = Annotated[float, Range(above=0)]
-Dropout = Annotated[float, Range(0, below=1)]
 
 ATTENTION = (
     *(("query", "value"), ("q_lin", "v_lin"), ("query_proj", "value_proj"), ("q_proj", "v_proj")),
@@ -50,43 +47,73 @@ def check(options: Mapping[str, Any]) -> None:
         raise InputError("LoRA requires peft: pip install 'shoal[peft]'.")
 
 
-def inject(
-    body: nn.Module,
+def adapt(
     name: str,
-    rank: int,
-    alpha: float | None,
-    dropout: float,
-    targets: str | list[str] | None,
+    model: FeatureModel,
+    input_shape: Sequence[int],
+    *,
+    lora: Annotated[int, Range(1, 10**4)] | None = None,
+    lora_alpha: Annotated[float, Range(above=0)] | None = None,
+    lora_dropout: Annotated[float, Range(0, below=1)] = 0.0,
+    lora_targets: list[str] | str | None = None,
 ) -> None:
-    """Puts adapters into ``body``, of the model called ``name``, and freezes all else in it.
+    """Put adapters into the features of a model, and freeze all else in them, BatchNorm included.
+
+    Layers that the pretrained weights lack, such as the pooler of RoBERTa, are trained as well.
 
     Args:
-        body: network to adapt, in place.
         name: name of the model, for error messages.
-        rank: r.
-        alpha: the adapters' output is multiplied by alpha / r; ``None``: 2 r.
-        dropout: dropout rate of an adapter's inputs in training.
-        targets: names of linear layers, or the last parts of names; ``None``: :data:`ATTENTION`.
+        model: model of timm or transformers.
+        input_shape: shape of an input, without the batch dimension.
+        lora: rank r of the adapters (default: no adapters).
+        lora_alpha: their output is multiplied by ``lora_alpha`` / r (default: 2 r).
+        lora_dropout: dropout rate of their inputs.
+        lora_targets: names of linear layers, or their last parts, that get adapters (default: the query and
+            value projections of attention, or its layer ``qkv``).
     """
-    linear = [n for n, module in body.named_modules() if isinstance(module, nn.Linear)]
-    last = {n.rpartition(".")[2] for n in linear}
-    if targets is None:
-        targets = list(next((names for names in ATTENTION if last.issuperset(names)), ()))
-    wanted = [targets] if isinstance(targets, str) else targets
-    matches = {t: [n for n in linear if n == t or n.endswith(f".{t}")] for t in wanted}
-    if not matches or not all(matches.values()):
-        missing = next((f"no linear layer {t!r}" for t, own in matches.items() if not own), "no usual ones")
-        # The last parts of names that say something; a number needs the part before it.
-        ends = (re.search(r"[^.]*[^.\d][^.]*(\.\d+)*$", n) for n in linear)
-        known = ", ".join(dict.fromkeys(end[0] for end in ends if end))
-        choose = f"choose from {known}" if known else "it has no linear layers, which LoRA requires"
-        raise InputError(f"lora_targets: model {name!r} has {missing}; {choose}.")
+    if lora is None:
+        return
+    features: Any = model.features
+    targets = _targets(name, features.body, lora_targets)
+    alpha = 2 * lora if lora_alpha is None else lora_alpha
     allow_torchvision()  # peft imports transformers
     peft: Any = importlib.import_module("peft")
-    pattern = "|".join(re.escape(n) for names in matches.values() for n in names)
-    alpha = 2 * rank if alpha is None else alpha
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
-    peft.inject_adapter_in_model(config, body)
+    config = peft.LoraConfig(r=lora, lora_alpha=alpha, lora_dropout=lora_dropout, target_modules=targets)
+    peft.inject_adapter_in_model(config, features.body)
+    if isinstance(features, Backbone):
+        features.freeze()
+    for parameter in getattr(features, "new", ()):
+        parameter.requires_grad_()
+    x: Any = torch.zeros(1, *input_shape)
+    if len(input_shape) == 1:
+        x = dict.fromkeys(("input_ids", "attention_mask"), torch.ones(1, 4, dtype=torch.int64))
+    idle = set(layers := adapted(features.body))
+    handles = [m.register_forward_hook(lambda *_, n=n: idle.discard(n)) for n, m in layers.items()]
+    with torch.no_grad():
+        features.eval()(x)
+    for handle in handles:
+        handle.remove()
+    features.train()
+    if idle:
+        raise InputError(
+            f"lora_targets: model {name!r} uses the weight of {min(idle)!r} without calling the layer, so an "
+            "adapter there would do nothing; name other linear layers."
+        )
+
+
+def _targets(name: str, body: nn.Module, targets: str | list[str] | None) -> list[str]:
+    """The full names of the layers that are meant."""
+    linear = [n for n, module in body.named_modules() if isinstance(module, nn.Linear)]
+    last = dict.fromkeys(n.rpartition(".")[2] for n in linear)
+    if targets is None:
+        targets = list(next((names for names in ATTENTION if last.keys() >= {*names}), ()))
+    wanted = [targets] if isinstance(targets, str) else targets
+    found = {target: [n for n in linear if f".{n}".endswith(f".{target}")] for target in wanted}
+    if not found or not all(found.values()):
+        missing = next((f"no linear layer {t!r}" for t, own in found.items() if not own), "no usual ones")
+        choose = f"choose from {', '.join(last)}" if last else "it has no linear layers, which LoRA requires"
+        raise InputError(f"lora_targets: model {name!r} has {missing}; {choose}.")
+    return [n for names in found.values() for n in names]
 
 
 def adapted(model: nn.Module) -> dict[str, Any]:
@@ -98,57 +125,15 @@ def adapted(model: nn.Module) -> dict[str, Any]:
     return {n: m for n, m in model.named_modules(remove_duplicate=False) if isinstance(m, BaseTunerLayer)}
 
 
-@contextmanager
-def all_called(name: str, body: nn.Module) -> Iterator[None]:
-    """Refuses a model that does not call each of its adapted layers within the block.
-
-    Some read a layer's weight instead, which has no adapter in it.
-    """
-    layers = adapted(body)
-    idle = set(layers)
-    handles = [m.register_forward_hook(lambda *_, n=n: idle.discard(n)) for n, m in layers.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if idle:
-        layer = min(idle).removeprefix("body.")
-        raise InputError(
-            f"lora_targets: model {name!r} uses the weight of {layer!r} without calling the layer, so an "
-            "adapter there would do nothing; name other linear layers."
-        )
-
-
-@contextmanager
-def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Within the block ``model`` is as it was before adapters were put in, with the names of its weights."""
-    layers = adapted(model)
-    try:
-        for name, layer in layers.items():
-            model.set_submodule(name, layer.get_base_layer())
-        yield
-    finally:
-        for name, layer in layers.items():
-            model.set_submodule(name, layer)
-
-
 def merged(model: nn.Module) -> nn.Module:
     """A copy with W + (alpha / r) B A in place of each adapted W; ``model`` itself where there are none."""
     if not adapted(model):
         return model
-    copied = copy.deepcopy(model)
-    if base_model(copied) is not copied:
-        return cast(Any, copied).merge_and_unload()
+    copied: Any = copy.deepcopy(model)
+    if hasattr(copied, "merge_and_unload"):  # a PeftModel of the user's own
+        whole: nn.Module = copied.merge_and_unload()
+        return whole
     for name, layer in adapted(copied).items():
         layer.merge()
         copied.set_submodule(name, layer.get_base_layer())
     return copied
-
-
-def base_model(model: nn.Module) -> nn.Module:
-    """The model that a ``PeftModel`` wraps and passes its arguments to; any other as it is."""
-    peft = sys.modules.get("peft")
-    if peft is None or not isinstance(model, peft.PeftModel):
-        return model
-    return cast(nn.Module, model.get_base_model())

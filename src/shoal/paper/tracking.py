@@ -28,7 +28,7 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.run import prepare
 from shoal.experiments.statistics import mean_sd, plus_minus
-from shoal.models.head import find_head
+from shoal.models.features import find_head
 from shoal.paper import cdsprites, read, recipes
 from shoal.paper.columns import shown, unit
 from shoal.paper.figures import tracking_figure

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.errors import InputError
-from shoal.models.head import find_head
-from shoal.models.layers import find_layers
+from shoal.models.features import find_head
+from shoal.models.layers import depths
 from shoal.options import FitOptions
 
 OPTIONS = ("head_lr", "layer_decay", "l2_sp")
@@ -41,12 +41,12 @@ class Rates:
     def __init__(self, optimizer: Optimizer, options: FitOptions, model: nn.Module, head: nn.Module) -> None:
         self.optimizer = optimizer
         self.base = _rate(optimizer.param_groups[0])
-        depths, own = find_layers(model, head).depths(model, head), set(head.parameters())
+        levels, own = depths(model, head), set(head.parameters())
 
         def rate(p: nn.Parameter, usual: float) -> float:
             if options["head_lr"] is not None and p in own:
                 return options["head_lr"]
-            return usual * (options["layer_decay"] or 1.0) ** depths.get(p, 0)
+            return usual * (options["layer_decay"] or 1.0) ** levels.get(p, 0)
 
         groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:

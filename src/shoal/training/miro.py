@@ -123,7 +123,7 @@ class Miro(nn.Module):
 
 def _layer_outputs(model: nn.Module, head: nn.Module, x: Any) -> dict[str, Tensor]:
     """What each layer below the head returns: its last part whose output is not pooled, or the last."""
-    parts = [[name for name, _ in layer] for layer in find_layers(model, head).layers]
+    parts = find_layers(model, head).layers
     mode = model.training
     with torch.no_grad(), _outputs(model, [name for names in parts for name in names]) as found:
         call(model.eval(), x)

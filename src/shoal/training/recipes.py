@@ -23,7 +23,7 @@ from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.files import parse_yaml
-from shoal.models.head import find_head
+from shoal.models.features import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
 from shoal.training.averaging import SWAD

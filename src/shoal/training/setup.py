@@ -177,7 +177,7 @@ class Setup:
 
     def _make_fine_tuning(self, x: Any) -> None:
         """MIRO and L2-SP, as parts of the algorithm, with which they are moved, trained and saved."""
-        from shoal.models.head import find_head
+        from shoal.models.features import find_head
         from shoal.training.fine_tuning import L2SP, head_for
         from shoal.training.miro import Miro
 

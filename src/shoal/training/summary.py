@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import platform
 import shlex
 import sys
@@ -137,9 +136,8 @@ def about(
 
 def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """With the options that were left as they are: a later version may have other defaults."""
-    from shoal.models import maker
+    from shoal.models import settings_of
 
     name = str(recipe["name"])
-    takes = list(inspect.signature(maker(name)).parameters.values())[2:]
-    defaults = {option.name: option.default for option in takes if option.default is not option.empty}
+    defaults = {key: option.default for key, option in settings_of(name).items()}
     return {"name": name, "options": plain({**defaults, **(recipe.get("options") or {})})}
