@@ -139,7 +139,7 @@ def _trees(text: str, width: int) -> list[str]:
     text, end, _ = text.partition("\nend of trees")
     if not end:
         raise ValueError("the end is missing")
-    trees = []
+    trees: list[str] = []
     for block in re.split(r"^Tree=\d+$", text, flags=re.MULTILINE)[1:]:
         fields = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
         value, limit = (np.array(fields[name].split(), float) for name in ("leaf_value", "threshold"))

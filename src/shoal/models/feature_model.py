@@ -37,7 +37,7 @@ class FeatureModel(nn.Module):
 def linear_head(width: int, classes: int | None, dropout: float = 0.0) -> nn.Module:
     """From ``width`` features to logits (B, classes), or for ``None`` to one number per example (B,)."""
     linear = nn.Linear(width, classes or 1)
-    parts = [nn.Dropout(dropout)] * bool(dropout) + [linear]
+    parts: list[nn.Module] = [*[nn.Dropout(dropout)] * bool(dropout), linear]
     if classes is None:
         parts.append(nn.Flatten(start_dim=0))
     return nn.Sequential(*parts) if len(parts) > 1 else linear
