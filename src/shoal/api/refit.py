@@ -164,7 +164,7 @@ def _selected(found: Comparison, row: str | None) -> RunConfig:
     selected = selected_trial([r.config for r in found.records], found.result["cases"], row)
     if selected is None or is_control(row):
         raise InputError(f"{row} is a control or has no finished run; choose another algorithm.", "row")
-    return selected[0]
+    return selected
 
 
 def _on_all_domains(config: RunConfig) -> RunConfig:

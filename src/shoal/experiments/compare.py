@@ -34,14 +34,11 @@ from shoal.training.metrics import UNDEFINED
 from shoal.training.metrics import metric as find_metric
 from shoal.training.recipes import find_recipe
 
-MAJORITY = baselines.MAJORITY
 ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro", "vrex", "mixup")
 """Compared by default on the user's own data, with the baselines: plain training, one algorithm of each kind,
 and the controls that explain a gain (equal weight for every domain, random grouping)."""
 PRETRAINED = ("erm", "swad", "erm++", "coral", "fish", "fish:regrouped", "auto")
 """The same for a pretrained model, with recipes for fine-tuning."""
-CONTROLS = (MAJORITY, ":regrouped")
-"""Names, or how they end: rows that explain a result and are never recommended."""
 FOLDS = 10
 """With more domains than this, they are held out in so many folds."""
 HOLDOUT = 0.2
@@ -109,42 +106,45 @@ def layout(
         check_names("domain to hold out:", held_out, known)
         names = tuple(dict.fromkeys(held_out)) or tuple(known)
         data = sets.load(dataset, **{**options, "held_out": names[0]})
-        small, constant, undefined = unscorable(data, metric)
+        small, equal, undefined = unscorable(data, metric)
         unfit = small | undefined
-        if all(name in unfit for name in names):  # many small ones still make an average
+        if unfit.keys() >= {*names}:  # many small ones still make an average
             unfit = undefined
         excluded = {n: why for n, why in unfit.items() if n in names and not held_out}
         if len(excluded) == len(names):
             raise InputError(f"no domain can be held out: {'; '.join(by_reason(excluded))}.")
         names = tuple(n for n in names if n not in excluded)
-        warned = {n: why for n, why in (constant | small | undefined).items() if n in names}
-    rows = ALGORITHMS if is_own else ("all", "fish:regrouped")
-    suggested = module.comparison(data) if hasattr(module, "comparison") else {}
+        warned = {n: why for n, why in (equal | small | undefined).items() if n in names}
     trained = "not held out, only trained on: {}; use held_out to hold them out"
+    own_validation = "validation" in data.splits and "validation" not in data.notes
     return Layout(
-        names,
-        None if "validation" in data.splits and "validation" not in data.notes else HOLDOUT,
-        baselines.possible(data, is_own),
-        {"steps": 1000, "batch": 32, "algorithms": rows, **suggested},
-        [
+        held_out=names,
+        holdout=None if own_validation else HOLDOUT,
+        baselines=baselines.possible(data, is_own),
+        defaults={
+            "steps": 1000,
+            "batch": 32,
+            "algorithms": ALGORITHMS if is_own else ("all", "fish:regrouped"),
+            **(module.comparison(data) if hasattr(module, "comparison") else {}),
+        },
+        messages=[
             *([data.notes["label"]] if "label" in data.notes else []),
             *(trained.format(line) for line in by_reason(excluded)),
             *(f"warning, held-out domains: {line}" for line in by_reason(warned)),
         ],
-        excluded,
-        warned,
-        (len(data.splits["train"].indices), len(data.splits["train"])) if baselines.applies(data) else None,
+        excluded=excluded,
+        warned=warned,
+        size=(len(data.splits["train"].indices), len(data.splits["train"]))
+        if baselines.applies(data)
+        else None,
     )
 
 
 def by_reason(reasons: Mapping[str, str]) -> list[str]:
     """A line for each reason, with its domains."""
-    lines = []
-    for why in dict.fromkeys(reasons.values()):
-        names = [repr(n) for n, other in reasons.items() if other == why]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        lines.append(f"{', '.join(names[:SHOWN])}{more} ({why})")
-    return lines
+    groups = {why: [repr(n) for n, own in reasons.items() if own == why] for why in reasons.values()}
+    more = {why: f" and {len(n) - SHOWN} more" if len(n) > SHOWN else "" for why, n in groups.items()}
+    return [f"{', '.join(names[:SHOWN])}{more[why]} ({why})" for why, names in groups.items()]
 
 
 def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
@@ -198,14 +198,17 @@ class LeaveDomainsOut:
     def plan(self) -> list[RunConfig]:
         """Every run: for each fold, seed and row its hyperparameter trials.
 
-        Every seed has its own random search, so that the deviation over seeds includes that of the search.
-        More seeds or trials add runs and change none.
+        Every seed has its own random search, so that the deviation over seeds includes that of the search;
+        on the user's own data it has its own validation examples too. More seeds or trials add runs and
+        change none.
         """
-        configs = []
+        resplit, configs = getattr(sets.registry.module(self.base.dataset), "RESPLIT", False), []
         for out in self.folds:
-            options = {**self.base.data_options, **({} if out is None else {"held_out": out})}
             for seed in range(self.base.seed, self.base.seed + self.seeds):
-                start = for_seed(replace(self.base, data_options=options), seed)
+                options = {**self.base.data_options, **({} if out is None else {"held_out": out})}
+                if resplit and seed:  # 0 is the dataset's default
+                    options = {"seed": seed, **options}
+                start = replace(self.base, data_options=options, seed=seed)
                 configs += [config for row in self.rows for config in self._trials(start, row)]
         return configs
 
@@ -218,9 +221,8 @@ class LeaveDomainsOut:
             others = range(1, self.search if space else 1)
             return [first, *(replace(first, settings=sample(space, start.seed, n)) for n in others)]
         algorithm, draw = split_draw(row)
-        start = replace(
-            start, draw=draw or start.draw, label=display_name(row), select=start.select or "best"
-        )
+        same = {"draw": draw or start.draw, "label": display_name(row), "select": start.select or "best"}
+        start = replace(start, **same)
         if (recipe := find_recipe(algorithm)) is not None:
             given = {name: getattr(start, name) for name in self.given}
             options = {"patience": None, **recipe.fill(given, start.dataset)}
@@ -239,8 +241,9 @@ class LeaveDomainsOut:
         unable, errors, messages = dict[str, str](), list[InputError](), list[str]()
         for config in short[: len(self.rows)]:
             try:
-                if why := _checked(config, device)[1]:
-                    unable[config.name] = why
+                setup = prepare(config, device).setup
+                if setup.task.domains < setup.algorithm.min_domains:
+                    unable[config.name] = "needs two training domains"
             except InputError as error:
                 errors.append(error)
                 unable[config.name] = str(error).rstrip(".")
@@ -253,30 +256,14 @@ class LeaveDomainsOut:
         for config in (c for c in short if c.name == display_name(able[0]) and c.held_out is not None):
             fold = fold_name(config.held_out)
             try:
-                data, _ = _checked(config, device)
+                messages += _unknown_labels(prepare(config, device).setup.data, fold)
             except InputError as error:
                 raise InputError(f"with {fold!r} held out: {error}") from error
-            messages += _unknown_labels(data, fold)
         return replace(self, rows=able), unable, messages
 
 
-def for_seed(base: RunConfig, seed: int) -> RunConfig:
-    """``base`` with this seed, which also selects the validation examples in data of the user's own."""
-    resplit = getattr(sets.registry.module(base.dataset), "RESPLIT", False)
-    if not resplit or not seed or "seed" in base.data_options:  # 0 is the dataset's default
-        return replace(base, seed=seed)
-    return replace(base, seed=seed, data_options={**base.data_options, "seed": seed})
-
-
-def _checked(config: RunConfig, device: str | None) -> tuple[DomainData, str]:
-    """The data of a run, and why it cannot be trained, if it cannot."""
-    setup = prepare(config, device).setup
-    alone = setup.task.domains < setup.algorithm.min_domains
-    return setup.data, "needs two training domains" * alone
-
-
 def _unknown_labels(data: DomainData, fold: str) -> list[str]:
-    """A message on classes that only the held-out domain has."""
+    """A message on classes that only the held-out domains have, and the accuracy that they allow."""
     labels = known_labels(data.examples)
     if data.classes is None or labels is None or labels.ndim != 1:
         return []
@@ -287,15 +274,16 @@ def _unknown_labels(data: DomainData, fold: str) -> list[str]:
     names = [repr(data.class_names[n] if data.class_names else n) for n in np.unique(unknown)]
     which = ", ".join(names[:SHOWN]) + ", …" * (len(names) > SHOWN)
     count = f"{len(unknown):,} of {len(test):,} held-out examples"
-    return [f"with {fold!r} held out no training example has the label {which} ({count})"]
+    most = f"so the accuracy is at most {1 - len(unknown) / len(test):.1%}"
+    return [f"with {fold!r} held out no training example has the label {which} ({count}), {most}"]
 
 
 # The table
 
 
 def is_control(name: str) -> bool:
-    """Whether a row only explains others: the majority class, or random grouping."""
-    return name.endswith(CONTROLS)
+    """Whether a row only explains others and is never recommended: the majority class, random grouping."""
+    return name == baselines.MAJORITY or name.endswith(":regrouped")
 
 
 def results(
@@ -311,46 +299,32 @@ def results(
     their scores are those of fewer seeds and trials, so that they have no rank.
     """
     done = {r.config.identity: r for r in records if r.status != "failed"}
-    failed, left = failed or {}, left or {}
+    failed = failed or {}
     cases = selection.trial_cases(configs, done.values(), failed)
     metric = metric_of(cases)
-    rows = selection.table(cases, lower := lower_is_better(metric))
+    rows = selection.table(cases, lower := lower_is_better(metric), left)
     first = next((row for row in rows if row["algorithm"] == baseline), None)
     scores = cases.groupby(["algorithm", "seed"], sort=False)["score"].agg(lambda s: s.mean(skipna=False))
     for row in rows:
         row["control"] = is_control(row["algorithm"])
-        row["left"] = left.get(row["algorithm"])
         row["difference"] = row["over_domains"] = None
         if first is not None:
             paired = (scores[row["algorithm"]] - scores[baseline]).astype(object)
             row["difference"] = summarize(paired.where(paired.notna(), None).tolist(), metric)
             row["over_domains"] = None if row is first else over_domains(row, first)
-    rows.sort(key=lambda row: row["left"] is not None)
-    ranks = {row["algorithm"]: row["rank"] for row in rows if row["rank"] is not None and not row["left"]}
-    for row in rows:
-        known = ranks.get(row["algorithm"])
-        row["rank"] = None if known is None else 1 + sum(rank < known for rank in ranks.values())
-    runs, folds = cases.drop_duplicates(["algorithm", "fold", "seed"]), cases["fold"].nunique()
     missing = sum(config.identity not in done for config in configs)
     found = None if missing else recommendation(rows, lower)
     return selection.summary_of(cases) | {
         "dataset": configs[0].dataset,
-        "metric": metric,
         "lower_is_better": lower,
         "baseline": baseline if first is not None else None,
-        "folds": folds if folds < cases["held_out"].nunique() else None,
+        "folds": folds if (folds := cases["fold"].nunique()) < cases["held_out"].nunique() else None,
         "steps": configs[0].steps,
         "runs": len(configs),
         "baseline_fits": sum(baselines.is_one(r.config) for r in done.values()),
         "seconds": round(sum(r.seconds for r in done.values()), 3),
         "devices": sorted({r.environment["device"] for r in done.values() if "device" in r.environment}),
         "runs_missing": missing,
-        "missing": [
-            f"{c.algorithm}, {c.fold} held out, seed {c.seed}, "
-            f"hyperparameter trial{'s' * (len(c.missing) > 1)} {', '.join(map(str, c.missing))}"
-            for c in runs.itertuples()
-            if c.missing
-        ],
         "failed": {c.name: failed[c.identity] for c in configs if c.identity in failed},
         "undefined": {name: names for name, names in selection.further_metrics(cases)[1].items() if names},
         "units": next((note for r in done.values() if (note := r.notes.get("units"))), None),
@@ -361,16 +335,12 @@ def results(
 
 def selected_trial(
     configs: Sequence[RunConfig], cases: Sequence[Mapping[str, Any]], name: str
-) -> tuple[RunConfig, int, int] | None:
-    """The trial of a row that was selected most often, in how many folds and seeds, and of how many.
+) -> RunConfig | None:
+    """A run of the trial of a row that was selected in most folds and seeds, of equals the first.
 
-    Every seed has trials of its own, which its folds share; only the defaults are those of all seeds. Of
-    equals the first is used.
+    Every seed has trials of its own, which its folds share; only the defaults are those of all seeds.
     """
     runs = {(c["fold"], c["seed"]): c for c in cases if c["algorithm"] == name and c["trial"] is not None}
     selected = [(case["settings"], case["lr"]) for case in runs.values()]
-    if not selected:
-        return None
-    best = max(selected, key=selected.count)
-    config = next(c for c in configs if c.name == name and (dict(c.settings), c.lr) == best)
-    return config, selected.count(best), len(selected)
+    best = max(selected, key=selected.count, default=None)
+    return next((c for c in configs if c.name == name and (dict(c.settings), c.lr) == best), None)

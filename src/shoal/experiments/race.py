@@ -51,11 +51,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a race, which adds seeds or hyperparameter trials to rows."""
+    """A part of a race, which adds seeds or hyperparameter trials to the rows that have not left."""
 
     name: str
     rows: tuple[str, ...]
-    """Those that take part unless they have left."""
     seeds: int
     search: int
 
@@ -81,14 +80,15 @@ class Race:
 
     @property
     def stages(self) -> list[Stage]:
-        protocol, rows = self.protocol, tuple(self.protocol.rows)
+        seeds, search, rows = self.protocol.seeds, self.protocol.search, tuple(self.protocol.rows)
         fits = tuple(row for row in rows if row in baselines.SPACES)
-        return [
-            *([Stage("baselines", fits, 1, 1)] if 0 < len(fits) < len(rows) else []),
-            Stage("algorithms", rows, 1, 1),
-            *([Stage("hyperparameters", rows, 1, protocol.search)] if protocol.search > 1 else []),
-            *([Stage("seeds", rows, protocol.seeds, protocol.search)] if protocol.seeds > 1 else []),
-        ]
+        every = {
+            Stage("baselines", fits, 1, 1): 0 < len(fits) < len(rows),
+            Stage("algorithms", rows, 1, 1): True,
+            Stage("hyperparameters", rows, 1, search): search > 1,
+            Stage("seeds", rows, seeds, search): seeds > 1,
+        }
+        return [stage for stage, needed in every.items() if needed]
 
     def plan(self, stage: Stage) -> list[RunConfig]:
         """The runs of a stage, with those that its rows had before."""
@@ -101,9 +101,8 @@ class Race:
 
     def _runs(self, levels: Mapping[str, Stage]) -> list[RunConfig]:
         """Fold by fold, as the rows of a fold share their data."""
-        sizes = dict.fromkeys((stage.seeds, stage.search) for stage in levels.values())
         configs = []
-        for seeds, search in sizes:
+        for seeds, search in dict.fromkeys((stage.seeds, stage.search) for stage in levels.values()):
             rows = [r for r, stage in levels.items() if (stage.seeds, stage.search) == (seeds, search)]
             configs += replace(self.protocol, rows=rows, seeds=seeds, search=search).plan()
         return configs
@@ -115,55 +114,39 @@ class Race:
         failed: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """The table after a stage, from the records that are ``found`` of its runs and of those before; then
-        rows leave."""
+        rows leave that can no longer be recommended, with their controls."""
         self.levels |= {row: stage for row in stage.rows if display_name(row) not in self.left}
-        configs = self.configs
-        left = {name: about["how"] for name, about in self.left.items()}
-        result = results(configs, found(configs), failed, left)
-        number = self.stages.index(stage) + 1
-        result["race"] = {
-            "stages": [each.name for each in self.stages],
-            "done": number,
-            "left": dict(self.left),
-            "exhaustive": self.exhaustive,
-            "ended": None,
-        }
+        configs, number = self.configs, self.stages.index(stage) + 1
+        result = results(configs, found(configs), failed, {n: a["how"] for n, a in self.left.items()})
+        names, left = [each.name for each in self.stages], dict(self.left)
+        result["race"] = {"stages": names, "done": number, "left": left, "exhaustive": self.exhaustive}
+        result["race"]["ended"] = None
         result["identities"] = sorted({config.identity for config in configs})
         if not self.exhaustive and stage.name != "baselines":  # these are few, and fast
-            self._leave(number, result["rows"], result["lower_is_better"])
+            lost = [r["algorithm"] for r in result["rows"] if r["rank"] is None and not r["control"]]
+            gone: dict[str, tuple[str | None, str]] = dict.fromkeys(lost, (None, "incomplete"))
+            gone |= leaving(result["rows"], result["lower_is_better"])
+            controls = {name: split_draw(name)[0] for name in map(display_name, self.protocol.rows)}
+            gone |= {n: (of, "control") for n, of in controls.items() if is_control(n) and n != of in gone}
+            new = {name: {"stage": number, "by": by, "how": how} for name, (by, how) in gone.items()}
+            self.left = new | self.left
         return result
-
-    def _leave(self, stage: int, rows: Sequence[Mapping[str, Any]], lower: bool) -> None:
-        """Rows that can no longer be recommended, and the controls of such rows, leave."""
-        gone: dict[str, dict[str, Any]] = {
-            name: {"stage": stage, "by": by, "how": how} for name, (by, how) in leaving(rows, lower).items()
-        }
-        for row in rows:
-            if row["rank"] is None and not row["control"]:
-                gone[row["algorithm"]] = {"stage": stage, "by": None, "how": "incomplete"}
-        for name in map(display_name, self.protocol.rows):
-            algorithm = split_draw(name)[0]
-            if is_control(name) and algorithm != name and algorithm in gone:
-                gone[name] = {"stage": stage, "by": algorithm, "how": "control"}
-        self.left |= {name: about for name, about in gone.items() if name not in self.left}
 
     def seconds(self, stage: Stage, times: Times | None, jobs: int = CORES) -> float:
         """The estimated duration of a stage with so many runs in parallel; 0 where nothing is known."""
         if times is None:
             return 0.0
-        folds, before = len(self.protocol.folds), self._before(stage)
+        earlier = self.stages[: self.stages.index(stage)]
+        before = {row: each.seeds * each.search for each in earlier for row in each.rows}
         networks = [row for row in stage.rows if row not in baselines.SPACES]
         if not self.exhaustive:
             networks = networks[: STAY.get(stage.name, len(networks))]
         rows = [*(row for row in stage.rows if row in baselines.SPACES), *networks]
-        added = {row: stage.seeds * stage.search - before.get(row, 0) for row in rows}
-        work = [folds * added[row] * times.of(row) for row in rows]
-        return START + sum(work) / max(1, min(jobs, folds * sum(added.values())))
-
-    def _before(self, stage: Stage) -> dict[str, int]:
-        """How many runs per fold the rows have before a stage."""
-        earlier = self.stages[: self.stages.index(stage)]
-        return {row: each.seeds * each.search for each in earlier for row in each.rows}
+        runs = {
+            row: len(self.protocol.folds) * (stage.seeds * stage.search - before.get(row, 0)) for row in rows
+        }
+        work = sum(count * times.of(row) for row, count in runs.items())
+        return START + work / max(1, min(jobs, sum(runs.values())))
 
 
 def sized(
@@ -172,10 +155,10 @@ def sized(
     """The race with the most seeds and trials of :data:`SIZES` that fit; ``seeds`` and ``search`` are fixed
     where they are given. Where the time of a run is not known, or the race is exhaustive, with the most."""
     chosen, limit = race, SECONDS if minutes is None else 60 * minutes
+    free = times is None or (race.exhaustive and minutes is None)
     for number, (most_seeds, most_trials) in enumerate(SIZES):
         protocol = replace(race.protocol, seeds=seeds or most_seeds, search=search or most_trials)
         larger = replace(race, protocol=protocol)
-        free = times is None or (race.exhaustive and minutes is None)
         if free or not number or sum(larger.seconds(s, times) for s in larger.stages) <= limit:
             chosen = larger
     return chosen

@@ -31,8 +31,6 @@ RATES: Mapping[str, Space] = {
 destroys) are DomainBed's, for small and for large images; adapters are LoRA's in pretrained weights."""
 WARMUP, LONGEST_WARMUP = 0.05, 500
 """The fraction of steps in which the learning rate of a pretrained model rises by default, and the most."""
-BASES = {"uniform": None, "log10": 10.0, "log2": 2.0}
-"""Kinds of range, with the base to which the sampled number is the exponent."""
 SEARCH = 21  # purpose of a random key
 
 
@@ -75,10 +73,10 @@ def _value(about: Mapping[str, Any], uniform: float) -> Any:
     if "choice" in about:
         value = about["choice"][int(uniform * len(about["choice"]))]
     else:
-        kind = next(kind for kind in BASES if kind in about)
-        (low, high), base = about[kind], BASES[kind]
+        kind = next(kind for kind in ("uniform", "log10", "log2") if kind in about)
+        low, high = about[kind]
         value = min(high, low + uniform * (high - low))
-        value = float(value) if base is None else base**value
+        value = float(value) if kind == "uniform" else {"log10": 10.0, "log2": 2.0}[kind] ** value
     if of := about.get("of"):
         return math.floor(value) / of
     return math.floor(value) if about.get("whole") else value
@@ -104,19 +102,22 @@ def with_rate(config: RunConfig) -> tuple[RunConfig, str]:
 
     By default the learning rate depends on the model, and a pretrained one is warmed up.
     """
-    weights, message = weights_of(config), ""
+    weights = weights_of(config)
+    if config.lr is None:
+        config = replace(config, lr=RATES[weights]["lr"]["default"])
+        if weights != "random":
+            what = "the model is pretrained" + " and has LoRA adapters" * (weights == "adapters")
+            steps, warmup = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP)), ""
+            if config.schedule is None:
+                config = replace(config, schedule=f"warmup:{steps}")
+                warmup = f", with a warmup of {steps} step{'s' * (steps > 1)}"
+            return config, f"{what}: learning rate {config.lr:g}{warmup}; set lr and schedule to change it"
     if config.model_options.get("lora") is not None and weights == "random":
-        message = "the weights of the model are random, and LoRA does not train them; use pretrained weights"
-    if config.lr is not None:
-        return config, message
-    rate, schedule, warmup = RATES[weights]["lr"]["default"], config.schedule, ""
-    if weights != "random":
-        if schedule is None:
-            steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
-            schedule, warmup = f"warmup:{steps}", f", with a warmup of {steps} step{'s' * (steps > 1)}"
-        what = "the model is pretrained" + " and has LoRA adapters" * (weights == "adapters")
-        message = f"{what}: learning rate {rate:g}{warmup}; set lr and schedule to change it"
-    return replace(config, lr=rate, schedule=schedule), message
+        return (
+            config,
+            "the weights of the model are random, and LoRA does not train them; use pretrained weights",
+        )
+    return config, ""
 
 
 def with_model_options(recipe: Recipe, config: RunConfig) -> RunConfig:

@@ -23,7 +23,7 @@ which a run diverged is never selected.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ RULES = {
     "leave-one-out": "leave-one-domain-out validation",
     "oracle": "test-domain validation (oracle)",
 }
+UNKNOWN: dict[str, Any] = dict.fromkeys(("trial", "step", "run", "metric", "settings", "lr"))
+UNKNOWN |= {"score": math.nan, "selection_score": math.nan, "metrics": {}}
+"""Of a case in which nothing was selected."""
+NUMBERS = {"score": float, "selection_score": float, "diverged": int, "seed": int, "trials": int}
 
 
 def lower_is_better(metric: str | None) -> bool:
@@ -51,41 +55,42 @@ def lower_is_better(metric: str | None) -> bool:
 # Tables
 
 
-def table(cases: pandas.DataFrame, lower: bool = False) -> list[dict[str, Any]]:
-    """A row of plain data for each algorithm, best first.
+def table(
+    cases: pandas.DataFrame, lower: bool = False, left: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """A row of plain data for each algorithm, best first; those that ``left`` a race come last.
 
     An average is over domains, seed by seed; that of a further metric is over the domains in which all cases
-    have a value of it. Only an algorithm with a score in every case has a rank: means over other cases are
-    not comparable.
+    have a value of it. Only an algorithm with a score in every case has a rank, unless it has left: means
+    over other cases, seeds or trials are not comparable.
     """
-    metric, (extra, lacks) = metric_of(cases), further_metrics(cases)
+    metric, (extra, lacks), sign = metric_of(cases), further_metrics(cases), 1 if lower else -1
     rows = []
     for algorithm, own in cases.groupby("algorithm", sort=False):
         row: dict[str, Any] = {"algorithm": algorithm, "rank": None, "worst": None, "metrics": {}}
+        row["left"] = (left or {}).get(str(algorithm))
         row["domains"] = {
             name: _summary(each["score"], metric, each) | {"fold": each["fold"].iloc[0]}
             for name, each in own.groupby("held_out", sort=False)
         }
-        row["average"] = _summary(_over_domains(own, own["score"]), metric, own)
-        row["validation"] = _summary(_over_domains(own, own["selection_score"]), metric, own)
+        row["average"] = _summary(_by_seed(own, own["score"]), metric, own)
+        row["validation"] = _summary(_by_seed(own, own["selection_score"]), metric, own)
         for name in extra.columns[extra.loc[own.index].notna().any()]:
             known = own[~own["held_out"].isin(lacks[name])]
-            row["metrics"][name] = _summary(_over_domains(known, extra.loc[known.index, name]), name, own)
+            row["metrics"][name] = _summary(_by_seed(known, extra.loc[known.index, name]), name, own)
         row["runs_diverged"] = int(own.drop_duplicates(["fold", "seed"])["diverged"].sum())
         if own["score"].notna().all():
-            means = {name: summary["mean"] for name, summary in row["domains"].items()}
-            worst = (max if lower else min)(means, key=lambda name: means[name])
-            row["worst"] = {"domain": worst, **row["domains"][worst]}
+            worst = max(row["domains"].items(), key=lambda pair: sign * pair[1]["mean"])
+            row["worst"] = {"domain": worst[0], **worst[1]}
         rows.append(row)
-    sign = 1 if lower else -1
-    scores = {r["algorithm"]: rounded(sign * r["average"]["mean"]) for r in rows if r["worst"]}
-    for row in rows:
-        if row["worst"]:
-            row["rank"] = 1 + sum(score < scores[row["algorithm"]] for score in scores.values())
+    ranked = [row for row in rows if row["worst"] and not row["left"]]
+    scores = [rounded(sign * row["average"]["mean"]) for row in ranked]
+    for row, score in zip(ranked, scores, strict=True):
+        row["rank"] = 1 + sum(other < score for other in scores)
 
     def place(row: dict[str, Any]) -> tuple[Any, ...]:
         mean = row["average"]["mean"]
-        return row["rank"] is None, row["rank"], mean is None, sign * (mean or 0.0)
+        return bool(row["left"]), row["rank"] or math.inf, mean is None, sign * (mean or 0.0)
 
     return sorted(rows, key=place)
 
@@ -104,7 +109,19 @@ def further_metrics(cases: pandas.DataFrame) -> tuple[pandas.DataFrame, dict[str
     return extra, {n: list(dict.fromkeys(cases.loc[known, "held_out"][bad[n]])) for n in map(str, extra)}
 
 
-def _over_domains(cases: pandas.DataFrame, values: Any) -> Any:
+def summary_of(cases: pandas.DataFrame) -> dict[str, Any]:
+    """What every result has: held-out domains, seeds, number of trials, missing runs, cases as plain data."""
+    return {
+        "metric": metric_of(cases),
+        "held_out": list(dict.fromkeys(cases["held_out"])),
+        "seeds": sorted(set(cases["seed"])),
+        "search": max(cases["trials"]),
+        "missing": list(dict.fromkeys(words for own in cases["missing"] for words in own)),
+        "cases": cases.astype(object).where(cases.notna(), None).to_dict("records"),
+    }
+
+
+def _by_seed(cases: pandas.DataFrame, values: Any) -> Any:
     """The mean over domains for each seed; NaN where one is missing."""
     return values.groupby(cases["seed"], sort=False).agg(lambda each: each.mean(skipna=False))
 
@@ -125,45 +142,42 @@ def trial_cases(
     ``failed`` are identities of runs. Domains that are held out together (a fold) share their runs.
     """
     done, lost = {r.config.identity: r for r in records if r.status != "failed"}, set(failed)
-    own_test = next((_test_name(record) for record in done.values() if record.history), "test")
+    tests = [list(r.scores["test"]["domains"]) for r in done.values() if r.history]
+    own_test = tests[0][0] if tests and len(tests[0]) == 1 else "test"
     groups: dict[tuple[Any, ...], list[RunConfig]] = {}
     for config in configs:
-        names = own_test if config.held_out is None else config.held_out
-        groups.setdefault((config.name, fold_name(names), config.seed), []).append(config)
+        fold = own_test if config.held_out is None else fold_name(config.held_out)
+        groups.setdefault((config.name, fold, config.seed), []).append(config)
     cases = []
     for (algorithm, fold, seed), tried in groups.items():
-        found = [done.get(config.identity) for config in tried]
-        missing = [n for n, record in enumerate(found) if record is None]
-        case: dict[str, Any] = {"algorithm": algorithm, "fold": fold, "seed": seed, "trials": len(tried)}
-        case |= {"missing": missing, "diverged": sum(r is not None and r.status != "finished" for r in found)}
-        number = None if missing else best_trial([record for record in found if record is not None])
+        found = {n: r for n, config in enumerate(tried) if (r := done.get(config.identity)) is not None}
+        missing = [n for n in range(len(tried)) if n not in found]
+        diverged = sum(record.status != "finished" for record in found.values())
+        case = UNKNOWN | {"algorithm": algorithm, "fold": fold, "seed": seed, "trials": len(tried)}
+        which = f"hyperparameter trial{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        words = [f"{algorithm}, {fold} held out, seed {seed}, {which}"] if missing else []
+        case |= {"missing": words, "diverged": diverged}
+        number = None if missing else best_trial(list(found.values()))
+        if number is not None:
+            config, record = tried[number], found[number]
+            case |= {"trial": number, "step": record.history[record.selected]["step"]}
+            case |= {"run": config.identity, "settings": dict(config.settings), "lr": config.lr}
+            case["selection_score"] = selection_score(_validation(record))[1]
+        elif missing:
+            case["status"] = "failed" if any(tried[n].identity in lost for n in missing) else "missing"
+        else:
+            case["status"] = "diverged" if diverged else "undefined"
         names = tried[0].held_out
-        several = names if isinstance(names, (list, tuple)) and len(names) > 1 else (None,)
-        for domain in several:
-            cases.append(case | {"held_out": domain or fold} | _outcome(tried, found, number, domain))
-            if missing:
-                gone = any(tried[n].identity in lost for n in missing)
-                cases[-1]["status"] = "failed" if gone else "missing"
-    frame = _frame(cases)
+        for domain in names if isinstance(names, (list, tuple)) and len(names) > 1 else (None,):
+            scores = {} if number is None else _scores(found[number].scores["test"], domain)
+            cases.append(case | {"held_out": domain or fold} | scores)
+    frame = pandas.DataFrame(cases, dtype=object).astype(NUMBERS)
     in_folds = (frame["fold"] != frame["held_out"]).any()  # which have their own order
     return frame.sort_values("held_out", kind="stable", ignore_index=True) if in_folds else frame
 
 
-def _frame(cases: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    numbers = {"score": float, "selection_score": float, "diverged": int, "seed": int, "trials": int}
-    return pandas.DataFrame(cases, dtype=object).astype(numbers)
-
-
-def _outcome(
-    tried: Sequence[RunConfig], found: Sequence[RunRecord | None], number: int | None, domain: str | None
-) -> dict[str, Any]:
-    """The selected trial and its scores, in one ``domain`` of a fold."""
-    case: dict[str, Any] = dict.fromkeys(("trial", "step", "run", "metric", "settings", "lr"))
-    case |= {"score": math.nan, "selection_score": math.nan, "metrics": {}}
-    if number is None or (record := found[number]) is None:
-        lost = any(record is not None and record.status != "finished" for record in found)
-        return case | {"status": "diverged" if lost else "undefined"}
-    config, scores = tried[number], record.scores["test"]
+def _scores(scores: Mapping[str, Any], domain: str | None) -> dict[str, Any]:
+    """The score and further metrics on held-out domains, or on one ``domain`` of a fold."""
     metric, value = selection_score(scores)
     if domain is None:
         values = {scores["metric"]: scores["average"], **(scores.get("metrics") or {})}
@@ -172,16 +186,10 @@ def _outcome(
         values = {name: by_domain.get(domain) for name, by_domain in each.items()}
         value = values.get(metric)
     known = value is not None and math.isfinite(value)
-    return case | {
+    return {
         "status": "scored" if known else "diverged" if value in (math.inf, -math.inf) else "undefined",
-        "trial": number,
-        "step": record.history[record.selected]["step"],
-        "run": config.identity,
-        "settings": dict(config.settings),
-        "lr": config.lr,
         "metric": metric,
         "score": value if known else math.nan,
-        "selection_score": selection_score(_validation(record))[1],
         "metrics": {name: value for name, value in values.items() if name != metric},
     }
 
@@ -200,18 +208,10 @@ def best_trial(records: Sequence[RunRecord]) -> int | None:
 def _validation(record: RunRecord) -> Mapping[str, Any]:
     """The scores on validation at the selected step; the best of its search for a run that was then trained
     on the validation examples too."""
-    if "validation" in record.scores:
-        selected: Mapping[str, Any] = record.scores["validation"]
-        return selected
-    every = [m["scores"]["validation"] for m in record.history if "validation" in m["scores"]]
-    best = min if lower_is_better(selection_score(every[0])[0]) else max
-    return best(every, key=lambda scores: selection_score(scores)[1] or 0.0)
-
-
-def _test_name(record: RunRecord) -> str:
-    """The name of a dataset's own test split: its domain, if it has only one."""
-    names = list(record.scores["test"]["domains"])
-    return names[0] if len(names) == 1 else "test"
+    every = [record.scores, *(m["scores"] for m in record.history)]
+    known = [scores["validation"] for scores in every if "validation" in scores]
+    best = min if lower_is_better(selection_score(known[0])[0]) else max
+    return known[0] if "validation" in every[0] else best(known, key=lambda s: selection_score(s)[1] or 0.0)
 
 
 def fold_name(held_out: Any) -> str:
@@ -221,13 +221,14 @@ def fold_name(held_out: Any) -> str:
 
 # DomainBed
 
-RUN = ["algorithm", "held_out", "seed", "trial"]
-Run = tuple[Any, ...]
-"""The values of :data:`RUN`; ``held_out`` is a sorted tuple."""
+Run = tuple[str, tuple[str, ...], int, int]
+"""What identifies a run of a sweep on its dataset: algorithm, held-out domains (sorted), seed and trial."""
+Points = dict[int, dict[str, tuple[float, float]]]
+"""By step and domain, the scores on the in-split and the out-split."""
 
 
 def run_key(config: RunConfig) -> Run:
-    """What identifies a run of a sweep on its dataset: the values of :data:`RUN`."""
+    """What identifies a run of a sweep."""
     if not (protocol := config.protocol):
         raise InputError(f"the run {config.identity} of {config.name!r} is not one of a sweep.")
     return config.name, tuple(sorted(protocol["held_out"])), protocol["seed"], protocol.get("trial", 0)
@@ -242,47 +243,65 @@ def domainbed_cases(
     for config in configs:
         if planned.setdefault(key := run_key(config), config.identity) != config.identity:
             raise InputError(f"two different runs are both {_words(key, config.dataset)}.")
-    known = {identity: key for key, identity in planned.items()}
-    done = {known[i]: r for r in records if r.status != "failed" and (i := r.config.identity) in known}
-    points = pandas.DataFrame(
-        [(*key, *point) for key, record in done.items() for point in _points(record)],
-        columns=[*RUN, "step", "domain", "inside", "outside"],
-    ).drop_duplicates([*RUN, "step", "domain"], keep="last")
-    alone = list(dict.fromkeys(out[0] for _, out, _, _ in planned if len(out) == 1))
-    named = [name for _, out, _, _ in planned for name in out]
-    domains = list(dict.fromkeys([*alone, *named, *points["domain"]]))
-    trials: dict[tuple[str, int], set[int]] = {}
+    identities = {record.config.identity: record for record in records if record.status != "failed"}
+    done = {key: identities[identity] for key, identity in planned.items() if identity in identities}
+    points = {key: _points(record) for key, record in done.items()}
+    domains = dict.fromkeys([out[0] for _, out, _, _ in planned if len(out) == 1])
+    alone = list(domains)
+    domains |= dict.fromkeys(name for _, out, _, _ in planned for name in out)
+    domains |= dict.fromkeys(name for steps in points.values() for own in steps.values() for name in own)
+    trials: dict[tuple[str, int], dict[int, None]] = {}
     for algorithm, _, seed, trial in planned:
-        trials.setdefault((algorithm, seed), set()).add(trial)
+        trials.setdefault((algorithm, seed), {})[trial] = None
     measured = [s["metric"] for r in done.values() for m in r.history for s in m["scores"].values()]
-    metric = next(iter(measured), None)
     cases = []
     for name in alone:
         others = [other for other in domains if rule == "leave-one-out" and other != name]
-        out = [(name,), *(tuple(sorted((name, other))) for other in others)]
-        scored = _scored(points, name, others, rule)
+        groups = [(name,), *((min(name, other), max(name, other)) for other in others)]
         for (algorithm, seed), tried in trials.items():
-            needed = {(algorithm, group, seed, trial): trial for trial in sorted(tried) for group in out}
-            case: dict[str, Any] = {"algorithm": algorithm, "held_out": name, "fold": name, "seed": seed}
-            case |= dict.fromkeys(("trial", "step", "run"))
-            case |= {"trials": len(tried), "metric": metric, "metrics": {}}
-            case |= {"missing": [_words(k, configs[0].dataset) for k in needed if k not in done]}
+            needed = {(algorithm, out, seed, trial): trial for trial in sorted(tried) for out in groups}
+            lost = {trial for key, trial in needed.items() if key in done and done[key].status != "finished"}
+            case = UNKNOWN | {"algorithm": algorithm, "held_out": name, "fold": name, "seed": seed}
+            case |= {"trials": len(tried), "diverged": len(lost), "metric": next(iter(measured), None)}
+            case["missing"] = [_words(key, configs[0].dataset) for key in needed if key not in done]
             if rule == "leave-one-out" and len(domains) < 3:
                 case["missing"] = [f"{RULES[rule]}, which needs three domains, not {len(domains)}"]
-            lost = {trial for k, trial in needed.items() if k in done and done[k].status != "finished"}
-            case |= {"diverged": len(lost), "score": math.nan, "selection_score": math.nan}
-            case["status"] = "missing" if case["missing"] else "diverged" if lost == tried else "undefined"
-            usable = scored[scored["trial"].isin(tried - lost)]
-            usable = usable[(usable["algorithm"] == algorithm) & (usable["seed"] == seed)]
-            if not case["missing"] and len(usable):
-                order = usable.assign(sign=usable["selection_score"] * (1 if lower_is_better(metric) else -1))
-                best = order.sort_values(["sign", "trial", "step"], ascending=[True, False, True]).iloc[0]
-                case |= {"status": "scored" if math.isfinite(best["score"]) else "undefined"}
-                case |= {key: best[key] for key in ("selection_score", "score")}
-                case |= {key: int(best[key]) for key in ("trial", "step")}
-                case["run"] = planned[algorithm, (name,), seed, case["trial"]]
+            case["status"] = "missing" if case["missing"] else "diverged" if lost == {*tried} else "undefined"
+            if not case["missing"]:
+                sign = -1 if lower_is_better(case["metric"]) else 1
+                candidates = [
+                    (sign * value, trial, -step)
+                    for trial in tried.keys() - lost
+                    for step, value in selectable(points, rule, (algorithm, (name,), seed, trial), others)
+                    if math.isfinite(value)
+                ]
+                if candidates:
+                    value, trial, step = max(candidates)
+                    key = algorithm, (name,), seed, trial
+                    score = points[key][-step][name][0]
+                    case |= {"trial": trial, "step": -step, "run": planned[key], "score": score}
+                    case["selection_score"] = sign * value
+                    case["status"] = "scored" if math.isfinite(score) else "undefined"
             cases.append(case)
-    return _frame(cases)
+    return pandas.DataFrame(cases, dtype=object).astype(NUMBERS)
+
+
+def selectable(
+    points: Mapping[Run, Points], rule: str, key: Run, others: Sequence[str]
+) -> list[tuple[int, float]]:
+    """The steps of a run that may be selected, with their scores."""
+    algorithm, (name,), seed, trial = key
+    found, alone = list[tuple[int, float]](), points[key]
+    for step, scores in alone.items():
+        if rule == "training":
+            values = [outside for domain, (_, outside) in scores.items() if domain != name]
+        elif rule == "oracle":
+            values = [scores[name][1]]
+        else:
+            pairs = {d: points[algorithm, (min(name, d), max(name, d)), seed, trial] for d in others}
+            values = [pair.get(step, {}).get(d, (math.nan,))[0] for d, pair in pairs.items()]
+        found.append((step, float(np.mean(values))))  # rounded as in DomainBed, for equal scores
+    return found[-1:] if rule == "oracle" else found
 
 
 def _words(key: Run, dataset: str) -> str:
@@ -291,41 +310,19 @@ def _words(key: Run, dataset: str) -> str:
     return f"{which}, seed {seed}, hyperparameter trial {trial}"
 
 
-def _points(record: RunRecord) -> Iterator[tuple[int, str, float, float]]:
-    """Step, domain, and its scores on the in-split and the out-split, at every evaluation."""
-    held_out = set(record.config.protocol["held_out"])
+def _points(record: RunRecord) -> Points:
+    """The scores of a run of a sweep, NaN where there is none."""
+    found: Points = {}
     for measured in record.history:
-        scores = {split: found["domains"] for split, found in measured["scores"].items()}
+        scores = {split: own["domains"] for split, own in measured["scores"].items()}
         inside = {**scores.get("train", {}), **scores.get("test", {})}
         outside = {**scores.get("validation", {}), **scores.get("oracle", {})}
-        if not held_out <= set(inside) or not set(outside) - held_out:
-            raise InputError(
-                f"the record of run {record.config.identity} has no scores to select by at step "
-                f"{measured['step']}; remove it to repeat the run."
-            )
-        for name in {**inside, **outside}:
-            pair = (inside.get(name), outside.get(name))
-            yield measured["step"], name, *(math.nan if v is None else v for v in pair)
-
-
-def _scored(points: pandas.DataFrame, name: str, others: Sequence[str], rule: str) -> pandas.DataFrame:
-    """The steps that may be selected, each with its selection score and the score on the held-out domain."""
-    index = ["algorithm", "seed", "trial", "step"]
-    alone = points[points["held_out"].map(lambda out: out == (name,)).astype(bool)]
-    values, column = alone[alone["domain"] != name], "outside"
-    if rule == "oracle":
-        last = alone.groupby(["algorithm", "seed", "trial"])["step"].transform("max")
-        values = alone[(alone["domain"] == name) & (alone["step"] == last)]
-    elif rule == "leave-one-out":
-        pairs = {tuple(sorted((name, other))): other for other in others}
-        values, column = points[points["held_out"].map(pairs.get) == points["domain"]], "inside"
-    wide = values.pivot(index=index, columns="domain", values=column)
-    wide = wide.reindex(columns=others) if rule == "leave-one-out" else wide
-    # NumPy's mean, as in DomainBed: another rounding would break ties differently.
-    means = np.ascontiguousarray(wide.to_numpy(float)).mean(axis=1) if len(wide) else []
-    scored = pandas.Series(means, wide.index, dtype=float, name="selection_score")
-    test = alone[alone["domain"] == name].set_index(index)["inside"].rename("score")
-    return scored[np.isfinite(scored)].to_frame().join(test, how="inner").reset_index()
+        pairs = {name: (inside.get(name), outside.get(name)) for name in {**inside, **outside}}
+        found[measured["step"]] = {
+            name: (math.nan if a is None else a, math.nan if b is None else b)
+            for name, (a, b) in pairs.items()
+        }
+    return found
 
 
 def sweep_results(
@@ -334,21 +331,10 @@ def sweep_results(
     """The results of a sweep by a rule as plain data, for each dataset, with algorithms in planned order."""
     results = []
     for dataset in dict.fromkeys(config.dataset for config in configs):
-        own = [config for config in configs if config.dataset == dataset]
-        cases = domainbed_cases(own, records, rule)
+        cases = domainbed_cases([config for config in configs if config.dataset == dataset], records, rule)
         order, metric = list(dict.fromkeys(cases["algorithm"])), metric_of(cases)
         rows = sorted(table(cases, lower_is_better(metric)), key=lambda row: order.index(row["algorithm"]))
         results.append(
-            {"dataset": dataset, "rule": rule, "rule_name": RULES[rule], "metric": metric, "rows": rows}
-            | summary_of(cases)
-            | {"missing": list(dict.fromkeys(words for own in cases["missing"] for words in own))}
+            {"dataset": dataset, "rule": rule, "rule_name": RULES[rule], "rows": rows} | summary_of(cases)
         )
     return results
-
-
-def summary_of(cases: pandas.DataFrame) -> dict[str, Any]:
-    """What every result has: the held-out domains, seeds, number of trials, and the cases as plain data."""
-    columns = ("held_out", "seeds", "search", "cases")
-    plain = cases.astype(object).where(cases.notna(), None).to_dict("records")
-    values = list(dict.fromkeys(cases["held_out"])), sorted(set(cases["seed"])), max(cases["trials"]), plain
-    return dict(zip(columns, values, strict=True))
