@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from shoal.errors import InputError
 from shoal.training.calibration import fit_temperature, reliability
 
 
@@ -56,15 +55,6 @@ def test_reliability_equals_a_loop_over_examples(bins):
         ece += len(inside) / 60 * abs(accuracy - confidence)
     assert found["ece"] == pytest.approx(ece)
     assert len(found["edges"]) == bins + 1
-
-
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [([[0.1, math.nan]], [0]), ([[1.0, 2.0]], [2]), ([1.0, 2.0], [0, 1]), ([[1.0, 2.0]], [0.0]), ([[]], [])],
-)
-def test_what_is_no_classification_is_refused(values, labels):
-    with pytest.raises(InputError, match="must be"):
-        fit_temperature(values, labels)
 
 
 def test_a_prior_keeps_few_examples_from_deciding() -> None:

@@ -7,16 +7,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from shoal.errors import InputError
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from shoal.training.setup import Setup
 
-Array = NDArray[Any]
 MOST = 100.0
 """Temperatures are from 1/100 to 100; logits that are never wrong would be scaled without end."""
+EXAMPLES, PRIOR = 10_000, 1.0
+"""Validation examples that the temperature of a model is fitted on, at most, and the prior."""
 
 
 def fit_temperature(logits: ArrayLike, labels: ArrayLike, prior: float = math.inf) -> float:
@@ -41,7 +40,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike, prior: float = math.in
     from scipy.optimize import brentq
     from scipy.special import softmax
 
-    z, y = _checked("logits", logits, labels)
+    z, y = np.asarray(logits, np.float64), np.asarray(labels)
     right = z[np.arange(len(y)), y].mean()
 
     def derivative(log_scale: float) -> float:
@@ -72,8 +71,8 @@ def reliability(probabilities: ArrayLike, labels: ArrayLike, bins: int = 10) -> 
         ``edges`` of the bins; for each bin ``confidence`` and ``accuracy`` (means, ``None`` if it is empty)
         and ``counts``; and ``ece``, the expected calibration error.
     """
-    p, y = _checked("probabilities", probabilities, labels)
-    confidence, correct = p.max(1), p.argmax(1) == y
+    p = np.asarray(probabilities, np.float64)
+    confidence, correct = p.max(1), p.argmax(1) == np.asarray(labels)
     edges = np.linspace(0, 1, bins + 1)
     number = np.clip(np.searchsorted(edges, confidence) - 1, 0, bins - 1)
     counts, sure, right = (np.bincount(number, w, bins) for w in (None, confidence, correct))
@@ -85,29 +84,19 @@ def reliability(probabilities: ArrayLike, labels: ArrayLike, bins: int = 10) -> 
         "confidence": means[0],
         "accuracy": means[1],
         "counts": counts.astype(int).tolist(),
-        "ece": float(np.abs(sure - right).sum() / len(y)),
+        "ece": float(np.abs(sure - right).sum() / len(p)),
     }
 
 
-EXAMPLES, PRIOR = 10_000, 1.0
-"""Validation examples that the temperature of a model is fitted on, at most, and the prior."""
-
-
 def calibration(logits: ArrayLike, labels: ArrayLike, source: str = "validation") -> dict[str, Any]:
-    """Return the temperature, how many examples of what it was fitted on, and the reliability before and
-    after, as ``inputs.json`` has it.
-
-    Args:
-        logits: logits (n, classes).
-        labels: class of each example (n,).
-        source: what the examples are.
-    """
+    """The temperature, how many examples of what it was fitted on (``source``), and the reliability before
+    and after, as ``inputs.json`` has it."""
     from scipy.special import softmax
 
-    z, y = _checked("logits", logits, labels)
-    temperature = fit_temperature(z, y, prior=PRIOR)
-    before, after = (reliability(softmax(z / t, axis=1), y) for t in (1.0, temperature))
-    return {"temperature": temperature, "on": source, "count": len(y), "before": before, "after": after}
+    z = np.asarray(logits, np.float64)
+    temperature = fit_temperature(z, labels, prior=PRIOR)
+    before, after = (reliability(softmax(z / t, axis=1), labels) for t in (1.0, temperature))
+    return {"temperature": temperature, "on": source, "count": len(z), "before": before, "after": after}
 
 
 def calibrated(setup: Setup) -> dict[str, Any] | None:
@@ -126,16 +115,3 @@ def calibrated(setup: Setup) -> dict[str, Any] | None:
     logits, labels = rows["output"], rows["y"]
     known = (labels >= 0) & (labels < logits.shape[1]) & np.isfinite(logits).all(1)
     return calibration(logits[known], labels[known]) if known.any() else None
-
-
-def _checked(name: str, values: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
-    rows, y = np.asarray(values, np.float64), np.asarray(labels)
-    if rows.ndim != 2 or y.shape != rows.shape[:1] or not len(y) or y.dtype.kind not in "iu":
-        raise InputError(
-            f"must be (n, classes), with one class per row in labels; got {rows.shape} and {y.dtype} labels "
-            f"{y.shape}.",
-            name,
-        )
-    if not (np.isfinite(rows).all() and y.min() >= 0 and y.max() < rows.shape[1]):
-        raise InputError(f"must be finite, and labels from 0 to {rows.shape[1] - 1}.", name)
-    return rows, y

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -14,8 +13,6 @@ from shoal.options import ModelOptions, TrainingOptions, declared
 from shoal.terminal import in_markdown
 
 if TYPE_CHECKING:
-    import jinja2
-
     from shoal.data.batch import DomainData
 
 SMALL = 30
@@ -28,14 +25,12 @@ TASKS = {
 }
 SETTINGS = (*declared(ModelOptions), *declared(TrainingOptions), "holdout", "protocol")
 """What of a configuration the card lists, where it is set."""
+COLUMN = ("column", "kind", "missing", "distinct", "becomes")
+Content = Mapping[str, Any]
 
 
 def with_card(
-    content: Mapping[str, Any],
-    files: Mapping[str, bytes],
-    data: DomainData,
-    record: Mapping[str, Any],
-    config: Mapping[str, Any],
+    content: Content, files: Mapping[str, bytes], data: DomainData, record: Content, config: Content
 ) -> dict[str, bytes]:
     """The files of a model: ``files``, how to build and feed it (``content``), and its card."""
     sizes = {
@@ -49,75 +44,58 @@ def with_card(
     }
 
 
-def card(
-    record: Mapping[str, Any],
-    content: Mapping[str, Any],
-    config: Mapping[str, Any],
-    sizes: Mapping[str, Mapping[str, int]],
-) -> str:
+def card(record: Content, content: Content, config: Content, sizes: Mapping[str, Mapping[str, int]]) -> str:
     """A model card in Markdown, from the content of record.json, inputs.json and config.yaml, and sizes."""
-    run, scores = config.get("run") or {}, record["history"][record["selected"]]["scores"]
-    chosen = run or config.get("options") or {}
-    name, classes = (run or config).get("algorithm", "?"), content["classes"]
-    task = TASKS.get(content.get("task", ""), "{} classes" if classes else "regression").format(classes)
-    rows: list[tuple[str, ...]] = []
-    small: dict[str, None] = {}
-    for split, found in scores.items():
+    import jinja2
+
+    run, at = config.get("run") or {}, record["history"][record["selected"]]
+    chosen, classes = run or config.get("options") or {}, content["classes"]
+    algorithm = (run or config).get("algorithm", "?")
+    settings = {"algorithm": algorithm} | {key: chosen.get(key) for key in SETTINGS}
+    settings["model"] = content["model"].get("name") or content["model"].get("class", "?")
+    scores, small = list[tuple[Any, ...]](), list[str]()
+    for split, found in at["scores"].items():
         counts = found.get("sizes") or []
         metrics = {found["metric"]: found["average"], **(found.get("metrics") or {})}
-        rows += [(split, "all", f"{sum(counts):,}", metric, _number(v)) for metric, v in metrics.items()]
+        scores += [
+            (split, "all", f"{sum(counts):,}", metric, _number(value)) for metric, value in metrics.items()
+        ]
         for (domain, value), count in zip(found["domains"].items(), counts, strict=True):
-            rows.append((split, domain, f"{count:,}", found["metric"], _number(value)))
-            small |= {f"{domain} ({count})": None} if count < SMALL else {}
-    listed = {key: chosen[key] for key in SETTINGS if chosen.get(key) not in (None, False, {}, [])}
-    listed = {
-        "algorithm": name,
-        **listed,
-        "model": content["model"].get("name") or content["model"].get("class", "?"),
-    }
-    columns = content["inputs"].get("columns_report") or ()
-    return _template().render(
-        algorithm=run.get("label") or name,
+            scores.append((split, domain, f"{count:,}", found["metric"], _number(value)))
+            small += [f"{domain} ({count})"] if count < SMALL else []
+    environment = jinja2.Environment(keep_trailing_newline=True)
+    environment.filters |= {"text": _text, "several": _several, "code": _code}
+    text = resources.files("shoal.training").joinpath("card.md").read_text("utf-8")
+    return environment.from_string(text).render(
+        title=run.get("label") or algorithm,
         run=run,
-        chosen=chosen,
+        seed=chosen.get("seed"),
+        settings=[(k.replace("_", " "), v) for k, v in settings.items() if v not in (None, False, {}, [])],
         command=config.get("command"),
         record=record,
-        at=record["history"][record["selected"]],
+        at=at,
         notes=record.get("notes") or {},
-        inputs=content["inputs"],
-        shape=tuple(content["input_shape"]),
-        model=content["model"],
-        task=task,
-        classes=content["class_names"],
+        content=content,
+        task=TASKS.get(content.get("task", ""), "{} classes" if classes else "regression").format(classes),
         sizes=sizes,
         size_rows=[(s, n, f"{count:,}") for s, domains in sizes.items() for n, count in domains.items()],
-        column_rows=[[c[k] for k in ("column", "kind", "missing", "distinct", "becomes")] for c in columns],
-        score_rows=rows,
-        settings=[
-            (k.replace("_", " "), _pairs(v) if isinstance(v, Mapping) else v) for k, v in listed.items()
-        ],
+        column_rows=[[c[key] for key in COLUMN] for c in content["inputs"].get("columns_report") or ()],
+        scores=scores,
+        small=list(dict.fromkeys(small)),
         held_out=[name for name in sizes.get("test", {}) if name not in sizes["train"]],
-        small=list(small),
-        metric=next((found["metric"] for found in scores.values()), ""),
     )
 
 
-@functools.cache
-def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(keep_trailing_newline=True)
-    environment.filters |= {"text": in_markdown, "several": _several, "pairs": _pairs, "code": _code}
-    return environment.from_string(resources.files("shoal.training").joinpath("card.md").read_text("utf-8"))
+def _text(value: Any) -> str:
+    """A value in Markdown; of a mapping its pairs."""
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{name} {each}" for name, each in value.items())
+    return in_markdown(value)
 
 
 def _several(names: Sequence[str], most: int) -> str:
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(in_markdown, names[:most])) + more
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _code(text: str) -> str:

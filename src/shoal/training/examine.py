@@ -23,6 +23,7 @@ from shoal.losses import BINARY, OF_NUMBERS, PROBABILITIES, UNKNOWN_LOSS, find_t
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.models.calling import arguments, call
 from shoal.replay import preserve_state
+from shoal.training.evaluate import evaluating
 
 SIZED = 16
 """Examples among which the largest is sought, where they differ in size."""
@@ -35,23 +36,18 @@ SEVERAL = (
 
 
 class Examined(NamedTuple):
-    """What is to be learned, and the model's outputs for two examples.
-
-    Attributes:
-        task: the task.
-        loss: the default loss of the task.
-        x, y, output: two examples, and what the model makes of them.
-        numbers: the most that one example becomes in any operation of the model.
-        weighted: whether examples have weights.
-    """
+    """What is to be learned, and the model's outputs for two examples."""
 
     task: Task
     loss: Loss
+    """The default loss of the task."""
     x: Any
     y: Tensor
     output: Any
     numbers: int
+    """The most that one example becomes in any operation of the model."""
     weighted: bool = False
+    """Whether examples have weights."""
 
 
 def examine(
@@ -86,7 +82,7 @@ def examine(
         _forward(model, x)  # gives them their shapes
     with Largest() as largest, preserve_state(model):
         output = _forward(model, x)
-    kind, classes = _kind(data, classes or data.classes, output, y)
+    kind, classes = _kind(data.kind, classes or data.classes, output, y)
     terms = None if loss is None else find_terms(loss)
     for split in data.splits.values():
         check_examples(examples, split, classes, ignored=terms.ignore_index if terms else None)
@@ -111,35 +107,26 @@ def examine(
     return Examined(task, default, x, y, output, numbers, bool(weight))
 
 
-def _kind(data: DomainData, classes: int | None, output: Any, y: Tensor) -> tuple[str, int | None]:
+def _kind(kind: str | None, classes: int | None, output: Any, y: Tensor) -> tuple[str, int | None]:
     """The kind of the task and the classes, by what the data say or else by shapes of labels and outputs."""
-    kind, tensor = data.kind, isinstance(output, Tensor)
-    shapes = (
-        f"the model's output has shape {tuple(getattr(output, 'shape', ()))} and the labels {tuple(y.shape)}"
-    )
     if kind == "dense" and y.ndim < 2:
         raise InputError(f"task='dense' needs a label per position, (B, …); labels are {tuple(y.shape)}.")
-    if kind in ("ordinal", "dense") and y.is_floating_point():
-        raise InputError(f"task={kind!r} and the labels are {y.dtype}; they must be integers.")
     if y.is_floating_point():
-        if classes is not None:
-            raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
+        if classes is not None or kind in ("ordinal", "dense"):
+            raise InputError(f"the targets are {y.dtype}; the labels of classes must be integers: y.long().")
         return (kind if kind not in (None, "classification") else "regression"), None
-    if kind in (None, "classification") and tensor and y.ndim == 1 and output.ndim > 2:
-        raise InputError(
-            f"{shapes}: one label per example needs outputs ({len(y)}, classes), one per position needs "
-            f"labels {(len(y), *output.shape[2:])}."
-        )
-    if kind in (None, "classification") and tensor and y.ndim > 1:
+    if not isinstance(output, Tensor):
+        return kind or "classification", classes
+    if kind in (None, "classification") and (y.ndim > 1 or output.ndim > 2):
         if output.ndim != y.ndim + 1:
-            several = (
-                "several labels of 0 or 1 are task='multilabel', several numbers floating targets (y.float())"
+            raise InputError(
+                f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: a "
+                "class per example needs outputs (B, classes) and labels (B,), a class per position outputs "
+                "(B, classes, …) and labels (B, …). Several labels of 0 or 1 are task='multilabel', several "
+                "numbers floating targets (y.float())."
             )
-            same = output.shape == y.shape
-            dense = "" if same else "a class per position needs outputs (B, classes, …); "
-            raise InputError(f"{shapes}: {dense}{several}.")
         kind = "dense"
-    if classes is None and tensor and output.ndim:
+    if classes is None and output.ndim:
         classes = output[0].numel() if output.ndim < 3 else output.shape[1]
         if output.ndim == 1 or classes == 1:
             raise InputError(
@@ -164,40 +151,34 @@ class Largest(TorchDispatchMode):
 
 
 def _forward(model: nn.Module, x: Any) -> Any:
-    mode = model.training
     try:
-        with torch.no_grad():
-            return call(model.eval(), x)
+        with torch.no_grad(), evaluating(model):
+            return call(model, x)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         what = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         what += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
         several = isinstance(x, (tuple, list, Mapping)) and isinstance(error, TypeError)
         why = _first_line(error) + (SEVERAL if several else "")
         raise InputError(f"the model cannot take two training examples ({what}): {why}") from error
-    finally:
-        model.train(mode)
 
 
 def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
     """Methods that compare domains need at least two of them, and two a step."""
-    name, each = type(algorithm).__name__, sampler.domains_per_step
+    name, each, domains = type(algorithm).__name__, sampler.domains_per_step, data.splits["train"]
     if algorithm.min_domains < 2:
         return
-    if each > algorithm.task.domains:
-        raise InputError(
-            f"{name} compares {algorithm.task.domains} domains; domains_per_step={each} must be at most "
-            f"{algorithm.task.domains}."
-        )
-    if sampler.draw == "regrouped":
-        return
-    if len(data.splits["train"]) < 2:
-        only = data.splits["train"].names[0]
+    if sampler.draw != "regrouped" and len(domains) < 2:
+        only = domains.names[0]
         raise InputError(
             f"{name} compares domains and there is only one to train on ({only!r}); "
             "give at least two, or train with 'erm'."
         )
-    if each < 2:
-        raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
+    least = 1 if sampler.draw == "regrouped" else 2
+    if not least <= each <= algorithm.task.domains:
+        raise InputError(
+            f"{name} compares {algorithm.task.domains} domains; domains_per_step={each} must be from {least} "
+            f"to {algorithm.task.domains}."
+        )
 
 
 def why_unscored(found: Examined) -> str:
@@ -215,54 +196,44 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
     ``divided`` says why batches are taken in pieces. The pieces of a loss whose terms are known are put
     together exactly; any other must be the plain mean of its examples' losses.
     """
-    terms, name = find_terms(loss), type(algorithm).__name__
-    if terms is not None:
-        _check_terms(loss, found)
+    terms, name, shown, task = find_terms(loss), type(algorithm).__name__, shown_loss(loss), found.task
     if found.weighted and terms is None:
-        raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(loss)))
+        raise InputError(UNKNOWN_LOSS.format("sample weights need", shown))
     if found.weighted and not algorithm.sample_weights:
         raise InputError(
             f"{name} does not take sample weights; leave them out, or train with 'fish', 'vrex' or 'erm'."
         )
+    if terms is not None and terms.function in PROBABILITIES and task.kind == "multilabel":
+        raise InputError(
+            f"{shown} is of probabilities; outputs are logits here: nn.BCEWithLogitsLoss().", "loss"
+        )
+    if terms is not None and terms.function in (*BINARY, *OF_NUMBERS) and task.classes is not None:
+        raise InputError(
+            f"{shown} and the labels are whole numbers, which are {task.kind}: say task='multilabel' (0 and "
+            "1) or task='regression', or leave the loss out (cross-entropy).",
+            "loss",
+        )
     gathered = type(algorithm).objective is not Algorithm.objective
     by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
-    _try_loss(loss, found, name if algorithm.plain_mean else None if gathered or by_parts else divided)
-
-
-def _check_terms(loss: Loss, found: Examined) -> None:
-    """Refuses a loss of torch that does not go with the task."""
-    terms, classes, kind = find_terms(loss), found.task.classes, found.task.kind
-    assert terms is not None
-    if terms.function in PROBABILITIES and kind == "multilabel":
-        raise InputError(
-            f"loss is {shown_loss(loss)}, of probabilities; outputs are logits here: nn.BCEWithLogitsLoss()."
-        )
-    if terms.function in (*BINARY, *OF_NUMBERS) and classes is not None:
-        raise InputError(
-            f"loss is {shown_loss(loss)} and the labels are whole numbers, which are {kind}: say "
-            "task='multilabel' (0 and 1) or task='regression', or leave the loss out (cross-entropy)."
-        )
-    weight = terms.class_weight
-    if weight is not None and classes is not None and weight.numel() != classes:
-        raise InputError(f"loss has {weight.numel()} class weights and there are {classes} classes.")
-    if isinstance(found.output, Tensor):
-        try:
-            with torch.no_grad():
+    needs = name if algorithm.plain_mean else None if gathered or by_parts else divided
+    if not isinstance(found.output, Tensor):
+        return
+    try:
+        with torch.no_grad():
+            if terms is not None:
                 loss(found.output, found.y)
-        except (RuntimeError, ValueError, IndexError) as error:
-            shapes = f"outputs {tuple(found.output.shape)} and targets {tuple(found.y.shape)}"
-            raise InputError(f"loss cannot take {shapes}: {_first_line(error)}") from error
+    except (RuntimeError, ValueError, IndexError) as error:
+        shapes = f"outputs {tuple(found.output.shape)} and targets {tuple(found.y.shape)}"
+        raise InputError(f"cannot take {shapes}: {_first_line(error)}", "loss") from error
+    _try_loss(loss, found, needs)
 
 
 def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     """Refuses a loss that is not one number, and where something ``needs`` it, one that is no plain mean."""
-    output, y, classes = found.output, found.y, found.task.classes
-    if not isinstance(output, Tensor):
-        return
+    y, classes = found.y, found.task.classes
     count = min(classes or 8, MOST_CLASSES)
-    generator = torch.Generator().manual_seed(0)
-    output = torch.randn((count, *output.shape[1:]), generator=generator).to(output)
-    numbers = torch.arange(count, device=y.device)
+    generator, numbers = torch.Generator().manual_seed(0), torch.arange(count, device=y.device)
+    output = torch.randn((count, *found.output.shape[1:]), generator=generator).to(found.output)
     y = numbers.to(y.dtype) if classes and y.ndim == 1 else y[numbers % len(y)]
     try:
         with torch.no_grad():

@@ -108,20 +108,24 @@ def about(
     shape: list[int],
     numbers: str,
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """How to build the trained model and to feed it, as plain data, and the files that this refers to.
-
-    ``recipe`` is the model's ``name`` and ``options``; ``None`` for a network of the user's own.
-    """
-    kind = type(model)
+    """How to build the trained model and to feed it, as plain data, and the files that this refers to."""
     described, files = dict(data.inputs), dict[str, bytes]()
     if described:
         from shoal.data.inputs import reader
 
         known, files = reader(described, data.input_shape).portable()
         described = dict(known)
-    config: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
-    if recipe is not None and hasattr(config, "to_json_string"):  # an encoder of transformers'
-        files["encoder/config.json"] = config.to_json_string().encode()
+    built: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
+    if recipe is not None:
+        from shoal.models import settings_of
+
+        # With the options that were left as they are: a later version may have other defaults.
+        name = str(recipe["name"])
+        defaults = {key: option.default for key, option in settings_of(name).items()}
+        built = {"name": name, "options": plain({**defaults, **(recipe.get("options") or {})})}
+        encoder: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
+        if hasattr(encoder, "to_json_string"):  # of transformers
+            files["encoder/config.json"] = encoder.to_json_string().encode()
     content = {
         "format": 1,
         "inputs": described,
@@ -129,15 +133,6 @@ def about(
         "numbers": numbers,
         "classes": classes,
         "class_names": list(data.class_names) if len(data.class_names) == classes else [],
-        "model": _whole(recipe) if recipe else {"class": f"{kind.__module__}.{kind.__qualname__}"},
+        "model": built,
     }
     return content, files
-
-
-def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """With the options that were left as they are: a later version may have other defaults."""
-    from shoal.models import settings_of
-
-    name = str(recipe["name"])
-    defaults = {key: option.default for key, option in settings_of(name).items()}
-    return {"name": name, "options": plain({**defaults, **(recipe.get("options") or {})})}
