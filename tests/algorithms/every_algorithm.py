@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 import shoal
 from shoal.algorithms import Algorithm, build
 from shoal.algorithms.base import trained_parameters
-from shoal.data import DomainBatchSampler, MetaBatch, MetaBatchLoader, Task, concatenate
+from shoal.data import DomainBatchSampler, MetaBatch, MetaBatchLoader, Task
+from shoal.data.arrays import read_examples
 from shoal.models.feature_model import FeatureModel, linear_head
 from shoal.training.engine import Engine
 
@@ -106,8 +107,9 @@ class ByHand:
         optimizer = torch.optim.Adam(trained_parameters(self.algorithm, auxiliary), 0.01)
         self.algorithm.prepare(optimizer, 0.01)
         self.engine = Engine(self.algorithm, optimizer, auxiliary=auxiliary)
-        self.examples, domains = concatenate(toy())
-        self.sampler = DomainBatchSampler(domains, B, S, draw=self.algorithm.draw)
+        data = read_examples(toy())
+        self.examples = data.examples
+        self.sampler = DomainBatchSampler(data.splits["train"], B, S, draw=self.algorithm.draw)
 
     def batch(self, step: int) -> MetaBatch:
         return next(iter(MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1)))

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +14,14 @@ from shoal.data import (
     DomainBatchSampler,
     DomainData,
     Domains,
-    Examples,
-    InMemory,
     MetaBatch,
     MetaBatchLoader,
     TensorData,
-    concatenate,
-    from_dataset,
 )
 from shoal.data.batch import batch_of, evaluation_view, known_labels
-from shoal.data.loader import to_device
 from shoal.errors import InputError
 
-LABELS, X23 = np.arange(40) % 4, np.zeros((2, 3))
+LABELS = np.arange(40) % 4
 
 
 class Items(Dataset):
@@ -75,11 +70,11 @@ def test_a_batch_is_cut_and_merged() -> None:
     batch = MetaBatch(x, torch.arange(9), torch.tensor([4] * 5 + [2] * 4), (5, 4))
     assert (len(batch), batch.ids.tolist(), tuple(batch.blocks.sizes)) == (9, [4, 2], (5, 4))
     first, second = batch.pieces(2)
-    assert (first.sizes, second.sizes) == ((2, 2), (3, 2))
-    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 5, 6], [2, 3, 4, 7, 8])
+    assert (first.sizes, second.sizes) == ((3, 2), (2, 2))
+    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 2, 5, 6], [3, 4, 7, 8])
     assert first.x["scalar"] == 3
     assert batch.merged().sizes == (9,)
-    assert batch.pieces(1) == [batch]
+    assert batch.pieces(1)[0] is batch
 
 
 def test_any_number_of_workers_gives_the_same_batches() -> None:
@@ -134,18 +129,6 @@ def test_a_failing_example_is_named(workers: int) -> None:
         list(MetaBatchLoader(Items(), sampler(), workers=workers, stop=10))
 
 
-def test_collate_and_batched_datasets() -> None:
-    class Batched(Items):
-        def __getitems__(self, indices: list[int]) -> list[Any]:
-            return [(torch.tensor(index), 0) for index in indices]
-
-    def stack(items: list[Any]) -> Any:
-        return torch.stack([x for x, _ in items]) * 10, torch.tensor([y for _, y in items])
-
-    (batch,) = MetaBatchLoader(Batched(), readable(), collate=stack, stop=1)
-    assert batch.split()[1].x.tolist() == (readable().plan(0)[1][1] * 10).tolist()
-
-
 def test_refused() -> None:
     data = TensorData(torch.zeros(40, 1), torch.zeros(40))
     with pytest.raises(InputError, match="start=3, stop=2"):
@@ -160,63 +143,17 @@ def test_refused() -> None:
             list(MetaBatchLoader(three, sampler(), workers=workers, stop=1))
 
 
-class Pair(NamedTuple):
-    a: Any
-    b: Any
-
-
-def test_nests_move() -> None:
-    nest = {"a": [torch.zeros(1), (torch.ones(2), "text")], "b": Pair(torch.zeros(1), None)}
-    moved = to_device(nest, "meta")
-    assert moved["a"][0].device.type == moved["a"][1][0].device.type == moved["b"].a.device.type == "meta"
-    assert moved["a"][1][1] == "text"
-    assert isinstance(moved["b"], Pair)
-    assert to_device(nest, None) is nest
-
-
-# concatenate
-
-
-def test_arrays_and_tensors_become_one_tensor_set() -> None:
-    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    tensors = TensorDataset(torch.tensor(x[4:]), torch.tensor([0]))
-    middle = TensorData(torch.tensor(x[2:4]), torch.tensor([1, 1]))
-    data, domains = concatenate({"a": (x[:2], np.array([0, 1])), "b": middle, "c": tensors})
-    assert isinstance(data, TensorData)
-    assert np.array_equal(data.x.numpy(), x)
-    assert data.y.tolist() == [0, 1, 1, 1, 0]
-    assert (domains.names, domains.indices_of(1).tolist()) == (("a", "b", "c"), [2, 3])
-    chained, domains = concatenate({"a": (torch.zeros(2, 3), torch.zeros(2)), "b": Items()})
-    assert domains.sizes.tolist() == [2, 40]
-    assert chained[5][1] == 3
-
-
-@pytest.mark.parametrize(
-    ("datasets", "message"),
-    [
-        ({"a": (np.zeros((2, 3)), [0, 1]), "b": (np.zeros((2, 4)), [0, 1])}, r"x .*\(3,\).*'a'.*\(4,\).*'b'"),
-        ({"a": (X23, [0, 1]), "b": (X23, [0.0, 1.0])}, "y .*int64.*'a'.*float32.*'b'"),
-        ({"a": (X23, [0, 1]), "b": (X23, [0, 1], [0.5, 1])}, "some domains have sample weights"),
-        ({"a": (np.zeros((2, 3)), [0])}, "'a': x has 2 examples and y has 1"),
-        ({"a": (np.zeros((0, 3)), np.zeros(0))}, "'a' has no examples"),
-        ({"a": (1, 2, 3, 4)}, "'a' has 4 parts"),
-        ({"a": (np.array(["x"]), [0])}, "'a'"),
-        ({}, "no datasets"),
-    ],
-)
-def test_concatenate_refuses(datasets: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        concatenate(datasets)
-
-
 class Frame(Dataset):
     """Columns and methods called as Shoal's own: as Hugging Face's `batch`, or a column as an attribute."""
 
-    batch, evaluation, device, problem, collate = [0], [1], "device", "none", "by hand"
+    batch, evaluation, device, collate = [0], [1], "device", "by hand"
     labels = y = [7] * 40
 
     def __len__(self) -> int:
         return 40
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
+        return [self[index] for index in indices]
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.tensor([float(index)]), index % 4
@@ -228,6 +165,8 @@ def test_attributes_of_a_dataset_mean_nothing() -> None:
     assert evaluation_view(data) is data
     assert known_labels(data) is None
     assert known_labels(ConcatDataset([data, data])) is None
+    part = ConcatDataset([data, TensorData(torch.zeros(2), torch.tensor([1, 0]))])
+    assert known_labels(part).tolist() == [-1] * 40 + [1, 0]  # type: ignore[union-attr]
     x, y = batch_of(data, [3, 9])
     assert (x[:, 0].tolist(), y.tolist()) == ([3, 9], [3, 1])
     for batch in MetaBatchLoader(data, sampler(), stop=2):
@@ -235,31 +174,6 @@ def test_attributes_of_a_dataset_mean_nothing() -> None:
     domains = Domains.from_labels(LABELS)
     whole = DomainData(data, {"train": domains}, 4, (1,), "linear")
     assert whole.split_as({"train": domains}, {}).examples is data
-    part = from_dataset(data, LABELS, held_out=3, classes=4)
-    assert part.examples[5][1] == 1
-
-
-def test_declared_abilities_are_used() -> None:
-    class Halves(InMemory):
-        device = torch.device("cpu")
-
-        def __len__(self) -> int:
-            return 40
-
-        def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return indices / 2, indices % 4
-
-        def evaluation(self) -> Examples:
-            return TensorData(torch.zeros(40), torch.zeros(40))
-
-    data = Halves()
-    assert batch_of(data, [3])[0].tolist() == [1.5]
-    assert isinstance(evaluation_view(data), TensorData)
-    for batch in MetaBatchLoader(data, sampler(), stop=1):
-        assert (batch.x * 2).long().remainder(4).tolist() == batch.y.tolist()
-    known = known_labels(ConcatDataset([data, TensorData(torch.zeros(2), torch.tensor([1, 0]))]))
-    assert known is not None
-    assert known.tolist() == [-1] * 40 + [1, 0]
 
 
 @pytest.mark.skipif(not hasattr(os, "setsid"), reason="processes have no sessions")

@@ -156,7 +156,7 @@ def test_text_has_a_linear_model_of_tfidf(tmp_path: Path, monkeypatch: pytest.Mo
         data: Any = sets.load("civilcomments", **tokens)
     examples, rows = data.examples, {split: data.splits[split].examples() for split in data.splits}
     words = [
-        " ".join(map(str, examples.encode.tokenizer(t, truncation=True, max_length=16)["input_ids"]))
+        " ".join(map(str, examples.loaded(t, truncation=True, max_length=16)["input_ids"]))
         for t, _ in (examples[n] for n in range(len(examples)))
     ]
     y, every = examples.known_labels(), np.array(words)

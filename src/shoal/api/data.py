@@ -79,7 +79,7 @@ def check(
         progress: show progress on stderr.
         **options: how to read the data, see :class:`~shoal.options.DataOptions`.
     """
-    from shoal.data.source import form_of
+    from shoal.api.source import form_of
     from shoal.registry import DATASETS
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -129,7 +129,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
     examples: Any = data.examples
     parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
     unread = dict[str, str]()
-    for i, why in enumerate(parallel(delayed(examples.problem)(i) for i in range(len(examples)))):
+    for i, why in enumerate(parallel(delayed(_problem)(examples, i) for i in range(len(examples)))):
         show(f"{i + 1:,} of {len(examples):,} files read")
         unread |= {} if why is None else {examples.path(i): why}
     here = {
@@ -163,6 +163,15 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
     content = {"folder": str(place.folder), "version": place.version, **here, "published": counts}
     content |= {"source": source, "notes": dict(data.notes), "unreadable": unread, "problems": problems}
     return DataReport(content, "\n".join(lines))
+
+
+def _problem(examples: Any, index: int) -> str | None:
+    """Why an example cannot be read from its file, or ``None`` if it can."""
+    try:
+        examples[index] if examples.path(index) else None
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def _check_images(

@@ -18,11 +18,11 @@ from shoal.api.source import (
     OF_TABLE,
     TABLE,
     Source,
-    _in_memory,
     datasets_in,
     find_source,
     listed_names,
     make_folder,
+    table_of,
 )
 from shoal.errors import InputError, TableWarning
 from shoal.files import dump_json, write_atomically
@@ -212,7 +212,7 @@ def _load(data: Any, options: DataOptions, progress: bool) -> tuple[Source, Doma
         return Source(TABLE, {}, "DATA"), data
     given: dict[str, Any] = {k: v for k, v in options.items() if k in (*OF_TABLE, "columns")}
     given |= {"drop": listed_names(given["drop"])} if "drop" in given else {}
-    table = _in_memory(data, given)
+    table = table_of(data, given)
     for name in ("label", "domain"):
         if name not in given:
             raise InputError("specify the column.", name)

@@ -1,27 +1,27 @@
-"""What the public functions take as ``data``: a dataset's name, a file, a folder of images, or a table."""
+"""What the public functions take as ``data``, told apart here alone; and where they write results."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
 from shoal.errors import InputError, did_you_mean, shown
 from shoal.files import replacing
 from shoal.options import Algorithms, DataOptions, Names, as_flags
-from shoal.registry import spelled
+from shoal.registry import DATASETS, spelled
 
 if TYPE_CHECKING:
     from shoal.data.tables import Table
 
+Form = Literal["name", "table file", "image folder", "table", "arrays", "hugging face", "domain data"]
 TABLE, IMAGE_FOLDER = "table", "image-folder"
 """The datasets that read a user's own file or folder."""
 READING = ("encoding", "sheet", "skip_rows")
@@ -32,31 +32,64 @@ OF_TABLE = (
 """Options of a table."""
 
 
+def form_of(data: Any) -> Form:
+    """The form of ``data``; anything that has none is an InputError.
+
+    A file that is not there is known by its ending. Text is a name where there is no such file or folder;
+    a name with a folder of that name in the working directory is the folder: callers that know names may
+    decide otherwise.
+    """
+    from shoal.data.batch import DomainData
+    from shoal.data.hub import is_hf
+    from shoal.data.tables import ENDINGS, ending, is_table
+
+    if isinstance(data, str | Path):
+        if not str(data).strip():
+            raise InputError("data must be the name of a dataset, a file or a folder, got an empty text.")
+        path = Path(data).expanduser()
+        if path.is_dir():
+            return "image folder"
+        if ending(path):
+            return "table file"
+        if path.is_file():
+            raise InputError(f"{str(data)!r} is not a table; supported extensions: {', '.join(ENDINGS)}.")
+        return "name"
+    if isinstance(data, tuple | list):
+        return "arrays"
+    if is_hf(data):
+        return "hugging face"
+    if is_table(data):
+        return "table"
+    if isinstance(data, DomainData):
+        return "domain data"
+    raise InputError(
+        f"data must be the name of a dataset, a file, a folder, a DataFrame, a mapping of columns, a Hugging "
+        f"Face dataset or arrays (X, y, domains), got {type(data).__name__}."
+    )
+
+
 @dataclass(frozen=True)
 class Source:
-    """A registered dataset and its options; of a file or folder, those that read it."""
+    """A registered dataset and its options; of a file or folder, those that read it.
+
+    ``given`` is the name, file or folder, as a command line takes it.
+    """
 
     dataset: str
     options: dict[str, Any]
     given: str = ""
-    """The name, file or folder, as a command line takes it."""
 
     @property
     def own(self) -> bool:
         """Whether it is a file or folder of the user's, and not a dataset's name."""
-        return self.dataset != self.given.lower().replace("_", "-")
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The options with which ``shoal.train`` reads these data."""
-        options = {k: v for k, v in self.options.items() if k not in ("file", "digest", "folder", "held_out")}
-        of_table = {k: options.pop(k) for k in OF_TABLE if self.dataset == TABLE and k in options}
-        return {**of_table, **({"data_options": options} if options else {})}
+        return self.dataset != spelled(self.given)
 
     @property
     def words(self) -> list[str]:
         """These data and their options on a command line."""
-        return [self.given, *as_flags(self.arguments)]
+        options = {k: v for k, v in self.options.items() if k not in ("file", "digest", "folder", "held_out")}
+        of_table = {k: options.pop(k) for k in OF_TABLE if self.dataset == TABLE and k in options}
+        return [self.given, *as_flags({**of_table, **({"data_options": options} if options else {})})]
 
     def columns(self) -> dict[str, Any] | None:
         """What the columns of a table are taken for, as `shoal data check` reports it."""
@@ -71,11 +104,9 @@ class Source:
     def notes(self) -> list[str]:
         """What a user should know before training: the columns of a table, or the size of images."""
         if self.dataset == IMAGE_FOLDER and "size" not in self.options:
-            from shoal.data.images import SIZE, usual_size
+            from shoal.data.images import SIZE
 
-            wide, high = usual_size(Path(self.options["folder"]).expanduser())
-            note = f"Images are resized to {SIZE} × {SIZE} pixels (most are {wide} × {high})"
-            return [f"{note}; use data_options size to change this."]
+            return [f"Images are resized to {SIZE} × {SIZE} pixels; use data_options size to change this."]
         if (report := self.columns()) is None:
             return []
         from shoal.report import columns
@@ -93,7 +124,7 @@ def find_source(
 ) -> Source:
     """The dataset that ``data`` names.
 
-    A table in memory is written to ``folder``, or to one in ``home`` that is named by its content.
+    A table in memory is saved to ``folder``, or to one in ``home`` that is named by its content.
     """
     own = dict(options.get("data_options") or {})
     if (bad := options.get("bad_images")) is not None and own.setdefault("bad", bad) != bad:
@@ -103,8 +134,8 @@ def find_source(
     given = {k: v for k, v in options.items() if k in OF_TABLE and v not in (None, "", [], {})}
     if "drop" in given:
         given["drop"] = listed_names(options["drop"])
-    if not isinstance(data, (str, Path)):
-        data = _written(_in_memory(data, given), folder, home)
+    if not isinstance(data, str | Path):
+        data = _saved(table_of(data, given), folder, home)
     source = _find(str(data), own, given)
     if names := listed_names(held_out):
         if "held_out" in source.options:
@@ -113,6 +144,93 @@ def find_source(
             raise InputError("'none' holds out no domain and cannot be combined with names.", "held_out")
         source.options["held_out"] = [] if names == ["none"] else names[0] if len(names) == 1 else names
     return source
+
+
+def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
+    form, name, known = form_of(data), spelled(data), DATASETS.names()
+    if form == "table file":
+        from shoal.datasets.table import digest_of
+
+        if named := {"file", "digest"} & options.keys():
+            raise InputError(f"{min(named)} cannot be set: the file is {data!r}.", "data_options")
+        # The digest makes a changed file another dataset: its runs are not taken for the old one's.
+        return Source(TABLE, {"file": data, "digest": digest_of(data), **given, **options}, data)
+    if given:
+        first = next(iter(given))
+        raise InputError(f"is for tables, and {data!r} is not a .csv, .parquet or .xlsx file.", first)
+    if form == "image folder":
+        if name not in known:  # ./name and name/ are folders always
+            return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
+        if not {"folder", "root"} & options.keys():
+            where = f"write './{data}' for the folder of that name in this directory"
+            warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
+    elif name not in known:
+        hint = did_you_mean(data, [*known, *os.listdir()[:1000]])
+        raise InputError(
+            f"there is no file or folder {shown(data)}, and no built-in dataset of that name "
+            f"(`shoal list datasets`).{hint}"
+        )
+    return Source(data, options, data)
+
+
+def table_of(data: Any, given: dict[str, Any]) -> Table:
+    """Data in memory as a table; what they say of themselves is added to the options ``given``.
+
+    Of arrays (X, y, domains), the columns are those of X, or x0, x1 …, then the label and the domain. Columns
+    that pandas has as categories are categories, whatever they look like.
+    """
+    from shoal.data.hub import as_mapping, image_columns
+    from shoal.data.tables import as_table
+
+    form = form_of(data)
+    if form == "hugging face":
+        if not isinstance(data, Mapping) and (images := image_columns(data)):
+            message = f"column {images[0]!r} contains images"
+            raise InputError(f"{message}; use from_hf, or save them as folder/domain/class.")
+        data = as_mapping(data)
+    elif form == "arrays":
+        named = ("label", "domain")[: len(data) - 1]
+        data = _columns_of(data, {role: given.setdefault(role, role) for role in named})
+    dtypes = getattr(data, "dtypes", {})
+    kinds = {str(name): "categorical" for name, kind in dtypes.items() if str(kind) == "category"}
+    roles = [given.get(role) for role in ("label", "domain", "group")]
+    if kinds := {n: k for n, k in kinds.items() if n not in roles} | dict(given.get("kinds", {})):
+        given["kinds"] = kinds
+    return as_table(data)
+
+
+def _columns_of(arrays: Sequence[Any], roles: Mapping[str, str]) -> dict[str, Any]:
+    import numpy as np
+
+    if len(arrays) not in (2, 3):
+        raise InputError(f"data takes three arrays (X, y, domains), got {len(arrays)}.")
+    x, *rest = arrays
+    if hasattr(x, "iloc") or isinstance(x, Mapping):
+        columns: dict[str, Any] = {str(name): x[name] for name in x}
+    else:
+        x = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+        if x.ndim != 2:
+            raise InputError(f"X of data has shape {x.shape}; it must be (rows, columns).")
+        columns = {f"x{n}": x[:, n] for n in range(x.shape[1])}
+    for (role, name), values in zip(roles.items(), rest, strict=True):
+        if name in columns:
+            raise InputError(f"X of data already has a column {name!r}; set another name with {role}=.")
+        columns[name] = values
+    return columns
+
+
+def _saved(table: Table, folder: str | Path | None, home: str) -> Path:
+    """A Parquet file of the table, named by its content, from which worker processes read it."""
+    from pandas.util import hash_pandas_object
+
+    rows = hash_pandas_object(table.frame, index=False).to_numpy().tobytes()
+    digest = hashlib.sha256(repr(list(table)).encode() + rows).hexdigest()[:16]
+    path = (Path(home) / digest if folder is None else Path(folder)) / f"data-{digest}.parquet"
+    if not path.exists():
+        make_folder(path.parent)
+        with replacing(path) as file:
+            table.frame.to_parquet(file)
+    return path
 
 
 def listed_names(names: Names | None) -> list[str]:
@@ -139,78 +257,6 @@ def listed_algorithms(algorithms: Algorithms | None) -> list[str]:
         if rows.setdefault(display_name(row), row) != row:
             raise InputError(f"two algorithms are called {display_name(row)!r}; rename one.", "algorithms")
     return list(rows.values())
-
-
-def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
-    from shoal.data.source import form_of
-
-    form = form_of(data)
-    if form == "table file":
-        from shoal.datasets.table import digest_of
-
-        if named := {"file", "digest"} & options.keys():
-            raise InputError(f"{min(named)} cannot be set: the file is {data!r}.", "data_options")
-        # The digest makes a changed file another dataset: its runs are not taken for the old one's.
-        return Source(TABLE, {"file": data, "digest": digest_of(data), **given, **options}, data)
-    if given:
-        first = next(iter(given))
-        raise InputError(f"is for tables, and {data!r} is not a .csv, .parquet or .xlsx file.", first)
-    from shoal.registry import DATASETS
-
-    known, name = DATASETS.names(), spelled(data)
-    if form == "image folder":
-        if name not in known:  # ./name and name/ are folders always
-            return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
-        if not {"folder", "root"} & options.keys():
-            where = f"write './{data}' for the folder of that name in this directory"
-            warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
-        return Source(data, options, data)
-    try:
-        DATASETS.module(data)
-    except InputError:
-        if name in known:
-            raise
-        here = itertools.islice(Path().iterdir(), 1000)
-        hint = did_you_mean(data, [*known, *(p.name for p in here)])
-        raise InputError(
-            f"there is no file or folder {shown(data)}, and no built-in dataset of that name "
-            f"(`shoal list datasets`).{hint}"
-        ) from None
-    return Source(data, options, data)
-
-
-def _in_memory(data: Any, given: dict[str, Any]) -> Table:
-    """The columns of a DataFrame, a mapping, arrays (X, y, domains) or a Hugging Face dataset.
-
-    Columns that pandas has as categories are categories, whatever they look like.
-    """
-    from shoal.data.source import form_of, table_of
-    from shoal.data.tables import as_table
-
-    if form_of(data) == "arrays":
-        for role in ("label", "domain")[: len(data) - 1]:
-            given.setdefault(role, role)
-    data = table_of(data, *(given.get(role, role) for role in ("label", "domain")))
-    dtypes = getattr(data, "dtypes", {})
-    kinds = {str(name): "categorical" for name, kind in dtypes.items() if str(kind) == "category"}
-    roles = [given.get(role) for role in ("label", "domain", "group")]
-    if kinds := {n: k for n, k in kinds.items() if n not in roles} | dict(given.get("kinds", {})):
-        given["kinds"] = kinds
-    return as_table(data)
-
-
-def _written(table: Table, folder: str | Path | None, home: str) -> Path:
-    """A Parquet file of the table, named by its content, from which worker processes read it."""
-    from pandas.util import hash_pandas_object
-
-    rows = hash_pandas_object(table.frame, index=False).to_numpy().tobytes()
-    digest = hashlib.sha256(repr(list(table)).encode() + rows).hexdigest()[:16]
-    path = (Path(home) / digest if folder is None else Path(folder)) / f"data-{digest}.parquet"
-    if not path.exists():
-        make_folder(path.parent)
-        with replacing(path) as file:
-            table.frame.to_parquet(file)
-    return path
 
 
 @contextlib.contextmanager

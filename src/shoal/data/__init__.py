@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.data.arrays import concatenate, from_arrays, from_dataset
+    from shoal.data.arrays import from_arrays, from_dataset
     from shoal.data.batch import DomainData, Examples, InMemory, MetaBatch, Task, TensorData
     from shoal.data.domains import Domains
     from shoal.data.hub import from_hf
@@ -29,7 +29,6 @@ __all__ = [
     "Task",
     "TensorData",
     "WithDomain",
-    "concatenate",
     "from_arrays",
     "from_dataset",
     "from_hf",
@@ -38,7 +37,7 @@ __all__ = [
     "hold_out_examples",
 ]
 MODULES = {
-    "arrays": ("concatenate", "from_arrays", "from_dataset"),
+    "arrays": ("from_arrays", "from_dataset"),
     "batch": ("DomainData", "Examples", "InMemory", "MetaBatch", "Task", "TensorData"),
     "domains": ("Domains",),
     "hub": ("from_hf",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,27 +18,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import TASKS, DomainData, Examples, TensorData, known_labels, leaves
+from shoal.data.batch import TASKS, DomainData, Examples, TensorData, known_labels, leaves, tensors_in
 from shoal.data.domains import Domains
 from shoal.data.loader import seeded
-from shoal.data.splits import SHARE, Names, domain_names, split, split_notes
+from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.errors import InputError, check_names, listed, shown
 from shoal.settings import checked, coerce
 
+Array = NDArray[Any]
 LABELS = ("label", "labels", "y", "target", "targets")
 WEIGHT = "sample_weight"
-FEW, SOME, READ = 16, 256, 4096
-"""Examples that are read of a dataset: if it lists its labels, if it does not, and to find every class."""
+FEW, READ = 16, 4096
+"""Examples that are read of a dataset: if it lists its labels, and if it does not."""
 AMBIGUOUS = 20
 """Up to so many different floating-point labels, all integers, may be classes or quantities."""
 NUMBERS = ("regression", "multilabel")
 """Tasks whose targets are floating-point."""
 ALIKE = ("labels are", "sample weights are", "an example is")
-"""What must be the same for all domains, as :attr:`Part.form` lists it."""
+"""What must be the same for all domains."""
+BOOLEANS = ((), ("False", "True"))
+"""The names of classes that are no booleans, and that are."""
 MODELS = {1: "tabular", 3: "small-cnn"}
 """The default model by the number of an input's dimensions."""
-
-Array = NDArray[Any]
 
 
 @checked
@@ -78,7 +79,7 @@ def from_arrays(
         raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
     data = TensorData(inputs, labels)
     found = DomainData(data, {}, len(names) or None, tuple(inputs.shape[1:]), "", class_names=names)
-    return _divided(found, domains, held_out, validation, seed)
+    return _in_splits(found, domains, held_out, validation, seed)
 
 
 def numbered(y: Any, where: str, task: str | None = None) -> tuple[Tensor, tuple[str, ...]]:
@@ -86,14 +87,13 @@ def numbered(y: Any, where: str, task: str | None = None) -> tuple[Tensor, tuple
     labels = _labels(y, where)
     if task is not None:
         check_names("task", [task], ("classification", "regression"))
-    different, numbers = np.unique(labels, return_inverse=True)
-    if task is None and labels.dtype.kind in "iu" and len(different) > AMBIGUOUS:
-        count = f"{where} has {len(different):,} different whole numbers"
+    values, numbers = np.unique(labels, return_inverse=True)
+    if task is None and labels.dtype.kind in "iu" and len(values) > AMBIGUOUS:
+        count = f"{where} has {len(values):,} different whole numbers"
         raise InputError(f"{count}; set task='classification' or task='regression'.")
-    if (task or _task_of(labels)) == "regression":
-        return Coding("regression")(labels, where, torch.float32), ()
-    _check_two(names := tuple(map(str, different.tolist())))
-    return torch.from_numpy(numbers.reshape(labels.shape)), names
+    if (task or task_of([labels])) == "regression":
+        return encode(labels, where, "regression", torch.float32), ()
+    return torch.from_numpy(numbers.reshape(labels.shape)), _names_of(values)
 
 
 @checked
@@ -129,165 +129,19 @@ def from_dataset(
         The dataset.
     """
     found = read_examples({"": dataset}, task=task, classes=classes, count=True)
-    return _divided(found, domains, held_out, validation, seed)
+    return _in_splits(found, domains, held_out, validation, seed)
 
 
-def _divided(data: DomainData, groups: Any, held_out: Names, share: float, seed: int) -> DomainData:
+def _in_splits(data: DomainData, groups: Any, held_out: Names, share: float, seed: int) -> DomainData:
     domains, size = Domains.from_labels(groups), len(data.examples)  # type: ignore[arg-type]
     if len(domains.indices) != size:
         count = f"there are {size} examples and {len(domains.indices)} domains"
         raise InputError(f"{count}; give the domain of each example.")
-    splits = split(domains, domain_names(held_out), share, seed)
+    splits = split(domains, held_out, share, seed)
     labels = known_labels(data.examples)
     complete = labels is not None and labels.ndim == 1 and (labels >= 0).all()
     notes = {**data.notes, **split_notes(splits, labels if complete else None, data.class_names)}
     return replace(data, splits=splits, notes=notes, model=MODELS.get(len(data.input_shape), ""))
-
-
-@checked
-def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
-    """Concatenate one dataset per domain.
-
-    If all are tensors or arrays, the result is a :class:`TensorData`. If all have a method ``collate``, that
-    of the first is used.
-
-    >>> import torch
-    >>> oslo, rome = (torch.zeros(2, 3), torch.zeros(2)), (torch.ones(1, 3), torch.ones(1))
-    >>> data, domains = concatenate({"oslo": oslo, "rome": rome})
-    >>> len(data), domains.names
-    (3, ('oslo', 'rome'))
-
-    Args:
-        datasets: by domain, a dataset or a pair ``(x, y)`` of arrays.
-
-    Returns:
-        The dataset and its :class:`Domains`.
-    """
-    if not datasets:
-        raise InputError("no datasets; at least one domain is required, such as {'art': (x, y)}.")
-    parts: dict[str, Any] = {str(name): _in_memory(f"domain {name!r}", p) for name, p in datasets.items()}
-    domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})
-    first, *others = parts.values()
-    if not others:
-        return first, domains
-    if not all(type(part) is TensorData and isinstance(part.x, Tensor) for part in parts.values()):
-        joined: Any = ConcatDataset(parts.values())
-        if all(getattr(part, "collate", None) for part in parts.values()):
-            joined.collate = first.collate
-        return joined, domains
-    for name, part in parts.items():
-        for what, a, b in (("x", first.x, part.x), ("y", first.y, part.y)):
-            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-                raise InputError(
-                    f"{what} of an example is {tuple(a.shape[1:])} {a.dtype} in domain {domains.names[0]!r} "
-                    f"but {tuple(b.shape[1:])} {b.dtype} in domain {name!r}; all domains must be alike."
-                )
-        if (part.weight is None) != (first.weight is None):
-            raise InputError(f"some domains have sample weights and others, such as {name!r}, do not.")
-    columns = zip(*((part.x, part.y, part.weight) for part in parts.values()), strict=True)
-    return TensorData(*(None if c[0] is None else torch.cat(c) for c in columns)), domains  # type: ignore[arg-type]
-
-
-def _in_memory(name: str, part: Any) -> Any:
-    """A pair of tensors or arrays as :class:`TensorData`; a dataset as it is."""
-    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
-        part = part.tensors
-    if isinstance(part, (tuple, list)):
-        if len(part) not in (2, 3):
-            raise InputError(
-                f"{name} has {len(part)} parts; it must be a dataset, (x, y) or (x, y, weights)."
-            )
-        x, y = _tensor(part[0], name), _tensor(part[1], name)
-        if len(x) != len(y):
-            raise InputError(
-                f"{name}: x has {len(x)} examples and y has {len(y)}; the lengths must be equal."
-            )
-        part = TensorData(x, y, *(_tensor(weight, name) for weight in part[2:]))
-    if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, IterableDataset):
-        raise InputError(
-            f"{name} is a {type(part).__name__}; it must be a dataset with __getitem__ and __len__."
-        )
-    if not len(part):
-        raise InputError(f"{name} has no examples; remove it.")
-    return part
-
-
-# What the labels are
-
-
-@dataclass(frozen=True)
-class Coding:
-    """From labels to the tensor that is trained on; ``names`` number text labels, in their order."""
-
-    task: str
-    classes: int | None = None
-    names: tuple[str, ...] = ()
-
-    def __call__(self, labels: Array, where: str, dtype: torch.dtype) -> Tensor:
-        """``where`` names the dataset, or the example if there is one only."""
-        text = labels.dtype.kind == "U"
-        if text and self.task in NUMBERS:
-            message = f"the labels of {where} are text"
-            raise InputError(f"{message}; for task={self.task!r} they must be numbers.")
-        if text:
-            number = {name: n for n, name in enumerate(self.names)}
-            known = ", ".join(self.names[:10]) + ", …" * (len(self.names) > 10)
-            wrong, right = ~np.isin(labels, self.names), f"it must be one of {known}"
-        elif self.task in NUMBERS:
-            wrong, right = ~_zero_or_one(labels) & (self.task == "multilabel"), "it must be 0 or 1"
-        else:
-            wrong, right = labels != np.floor(labels), "labels of classes must be whole numbers"
-        if wrong.any():
-            example = f"example {int(wrong.nonzero()[0][0])} of " if len(labels) > 1 else ""
-            message = f"{example}{where} has the label {labels[wrong][0]}; with task={self.task!r} {right}."
-            raise InputError(message)
-        if text:
-            return torch.tensor([number[label] for label in labels.tolist()])
-        return torch.as_tensor(labels).to(dtype if self.task in NUMBERS else torch.long)
-
-
-def _task_of(labels: Array, default: str | None = None) -> str:
-    """The task by the type of labels; ``default``: of floating-point ones that may be classes too."""
-    if labels.dtype.kind != "f":
-        return "classification"
-    values = np.unique(labels)
-    ambiguous = 1 < len(values) <= AMBIGUOUS and bool((values == np.floor(values)).all())
-    if ambiguous and default is None and labels.ndim == 1:
-        some = ", ".join(f"{v:g}" for v in values[:5]) + (", …" if len(values) > 5 else "")
-        raise InputError(
-            f"labels are floating-point numbers with only integer values ({some}): set task='classification' "
-            "or task='regression', or make classes integers (y.long())."
-        )
-    return default or "regression"
-
-
-def _check_two(names: Sequence[str]) -> None:
-    if len(names) < 2:
-        raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
-
-
-def _coding(parts: Sequence[Part], task: str, classes: int | Sequence[str] | None, count: bool) -> Coding:
-    """The classes as they are named, as the datasets name them, or as the labels are."""
-    if task in NUMBERS:
-        return Coding(task)
-    text = parts[0].labels.dtype.kind == "U"
-    if isinstance(classes, int):
-        return Coding(task, classes)
-    names = tuple(classes or ())
-    if not names and not text:
-        names = parts[0].class_names if all(p.class_names == parts[0].class_names for p in parts) else ()
-    if names or not (text or count):
-        return Coding(task, len(names) or None, names)
-    if not all(part.complete for part in parts):
-        raise InputError(
-            f"the number of classes is not known after {READ:,} examples: set classes=N or, in the order "
-            "of their numbers, classes=[…] (or task='regression')."
-        )
-    values = np.unique(np.concatenate([part.labels.reshape(-1) for part in parts]))
-    if not text:
-        return Coding(task, max(2, 1 + int(values[-1])))
-    _check_two(names := tuple(values.tolist()))
-    return Coding(task, len(names), names)
 
 
 def read_examples(
@@ -305,49 +159,132 @@ def read_examples(
         parts: datasets by name; they become the domains of the split "train".
         task: one of :data:`~shoal.data.batch.TASKS` (default: as the labels are).
         classes: number of classes, or their names in order.
-        count: find out the number of classes by reading up to :data:`READ` examples of each dataset.
+        count: the number of classes must be found.
         default: task of floating-point labels that may be either; they are refused without it.
         binary: the loss is a binary cross-entropy: labels that are all 0 or 1 are the multi-label task.
     """
+    if not parts:
+        raise InputError("no datasets; at least one domain is required, such as {'art': (x, y)}.")
     if task is not None:
         check_names("task", [task], TASKS)
     classes = coerce(int | Sequence[str] | None, classes, "classes")
-    if classes is not None and (
-        task in NUMBERS or (classes if isinstance(classes, int) else len(classes)) < 2
-    ):
-        why = f"not be set with task={task!r}" if task in NUMBERS else "be at least two"
-        raise InputError(f"must {why}, got {classes!r}.", "classes")
+    if classes is not None:
+        if task in NUMBERS:
+            raise InputError(f"must not be set with task={task!r}, got {classes!r}.", "classes")
+        if (classes if isinstance(classes, int) else len(classes)) < 2:
+            raise InputError(f"must be at least two, got {classes!r}.", "classes")
+        task = task or "classification"
     with seeded(0):  # reading an example may draw random numbers
-        count = count and classes is None
-        found = [_part(f"domain {n!r}" if n else "the dataset", part, count) for n, part in parts.items()]
+        found = [_open(f"domain {name!r}" if name else "the dataset", p) for name, p in parts.items()]
     first, notes = found[0], dict[str, str]()
     for part in found:
-        for what, ours, theirs in zip(ALIKE, first.form, part.form, strict=True):
+        for what, ours, theirs in zip(ALIKE, first.form(), part.form(), strict=True):
             if ours != theirs:
-                each = f"{ours} in {first.name} and {theirs} in {part.name}"
+                each = f"{ours} in {first.where} and {theirs} in {part.where}"
                 raise InputError(f"{what} {each}; all domains must be alike.")
-    if first.unused:
-        notes["example"] = f"not used: {first.unused}"
-        warnings.warn(notes["example"], stacklevel=4)
-    if binary and task is None and not classes and all(_zero_or_one(part.labels).all() for part in found):
+    labels = [part.labels for part in found]
+    if task is None and binary and all(np.isin(each, (0, 1)).all() for each in labels):
         task = "multilabel"
         notes["task"] = "multi-label, as the loss is a binary cross-entropy and labels are 0 or 1"
-    if task is None and first.labels.ndim == 1 and not classes:
-        task = _task_of(np.concatenate([part.labels for part in found]), default)
-    task = task or ("classification" if classes else _task_of(first.labels, default))
-    coding = _coding(found, task, classes, count)
-    coded = {name: part.coded(coding) for name, part in zip(parts, found, strict=True)}
-    examples, domains = concatenate(coded)
+    task = task or task_of(labels, default)
+    number, names = (None, ()) if task in NUMBERS else _classes(found, classes, count)
+    examples, domains = _joined(
+        {n: p.encoded(task, number, names) for n, p in zip(parts, found, strict=True)}
+    )
     return DomainData(
         examples,
         {"train": domains},
-        coding.classes,
+        number,
         tuple(first.x.shape) if isinstance(first.x, Tensor) else (),
         model="",
         notes=notes,
-        class_names=coding.names,
+        class_names=names,
         kind=None if task in ("classification", "regression") else task,
     )
+
+
+def _joined(parts: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
+    """All in one dataset; of tensors in one tensor."""
+    domains = Domains.from_sizes({str(name): len(part) for name, part in parts.items()})
+    first, *others = several = list(parts.values())
+    if not others:
+        return first, domains
+    if all(type(part) is TensorData and isinstance(part.x, Tensor) for part in several):
+        weight = None if first.weight is None else torch.cat([part.weight for part in several])
+        x, y = torch.cat([part.x for part in several]), torch.cat([part.y for part in several])
+        return TensorData(x, y, weight), domains
+    joined: Any = ConcatDataset(several)
+    if all(getattr(part, "collate", None) for part in several):
+        joined.collate = first.collate
+    return joined, domains
+
+
+# What the labels are
+
+
+def task_of(labels: Sequence[Array], default: str | None = None) -> str:
+    """The task by the type of labels; ``default``: of floating-point ones that may be classes too."""
+    if labels[0].dtype.kind != "f":
+        return "classification"
+    if default is None and labels[0].ndim == 1:
+        values = np.unique(np.concatenate(labels))
+        if 1 < len(values) <= AMBIGUOUS and (values == np.floor(values)).all():
+            some = ", ".join(f"{v:g}" for v in values[:5]) + (", …" if len(values) > 5 else "")
+            raise InputError(
+                f"labels are floating-point numbers with only integer values ({some}): set "
+                "task='classification' or task='regression', or make classes integers (y.long())."
+            )
+    return default or "regression"
+
+
+def _classes(
+    parts: Sequence[Part], classes: int | Sequence[str] | None, count: bool
+) -> tuple[int | None, tuple[str, ...]]:
+    """The number of classes and their names: as they are given, as the datasets say, or as labels are."""
+    if isinstance(classes, int):
+        return classes, ()
+    text, names = parts[0].labels.dtype.kind == "U", tuple(classes or ())
+    if not names and not text and len({part.class_names for part in parts}) == 1:
+        names = parts[0].class_names
+    if names or not (text or count):
+        return len(names) or None, names
+    if any(len(part.labels) < len(part.data) for part in parts):
+        raise InputError(
+            f"the number of classes is not known after {READ:,} examples: set classes=N or, in the order "
+            "of their numbers, classes=[…] (or task='regression')."
+        )
+    values = np.unique(np.concatenate([part.labels.reshape(-1) for part in parts]))
+    if not text:
+        return max(2, 1 + int(values[-1])), ()
+    return len(values), _names_of(values)
+
+
+def _names_of(values: Array) -> tuple[str, ...]:
+    names = tuple(map(str, values.tolist()))
+    if len(names) < 2:
+        raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
+    return names
+
+
+def encode(labels: Array, where: str, task: str, dtype: torch.dtype, names: Sequence[str] = ()) -> Tensor:
+    """Labels as they are trained on; ``where`` names the dataset, or the example if there is one only."""
+    text = labels.dtype.kind == "U"
+    if text and task in NUMBERS:
+        raise InputError(f"the labels of {where} are text; for task={task!r} they must be numbers.")
+    if text:
+        valid, right = np.isin(labels, names), f"it must be one of {shown(list(names))}"
+    elif task in NUMBERS:
+        valid, right = np.isin(labels, (0, 1)) | (task == "regression"), "it must be 0 or 1"
+    else:
+        valid, right = labels == np.floor(labels), "labels of classes must be whole numbers"
+    if not valid.all():
+        example = f"example {int((~valid).nonzero()[0][0])} of " if len(labels) > 1 else ""
+        wrong = f"{example}{where} has the label {labels[~valid][0]}"
+        raise InputError(f"{wrong}; with task={task!r} {right}.")
+    if text:
+        place = {name: n for n, name in enumerate(names)}
+        return torch.tensor([place[label] for label in labels.tolist()])
+    return torch.as_tensor(labels).to(dtype if task in NUMBERS else torch.long)
 
 
 # One dataset
@@ -355,130 +292,159 @@ def read_examples(
 
 @dataclass(frozen=True)
 class Part:
-    """A dataset before training: the labels of some examples, or of all, and its first input."""
+    """A dataset before training: the labels of all examples, or of some, and its first input."""
 
-    name: str
+    where: str
     data: Any
     labels: Array
-    rows: Array
     x: Any
+    weighted: bool
     class_names: tuple[str, ...] = ()
-    weighted: bool = False
-    unused: str = ""
 
-    @property
-    def form(self) -> tuple[str, ...]:
-        tensors = [x for x in leaves(self.x) if isinstance(x, Tensor)]
-        shapes = [f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors]
+    def form(self) -> tuple[str, str, str]:
+        """What must be the same in all domains, as :data:`ALIKE` lists it."""
+        shapes = [f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_in(self.x)]
         return _kind(self.labels), "given" if self.weighted else "missing", ", ".join(shapes)
 
-    @property
-    def complete(self) -> bool:
-        return len(self.labels) == len(self.data)
-
-    def coded(self, coding: Coding) -> Any:
+    def encoded(self, task: str, classes: int | None, names: tuple[str, ...]) -> Any:
         """The dataset with its labels as tensors; one that makes its batches itself stays as it is."""
         if type(self.data) not in (TensorData, Items):
             return self.data
-        y = coding(self.labels, self.name, _dtype(self.x))
+        y = encode(self.labels, self.where, task, _dtype(self.x), names)
         if isinstance(self.data, TensorData):
             return TensorData(self.data.x, y.to(self.data.device), self.data.weight)
-        self.data.coding = coding
-        if coding.task not in NUMBERS and y.ndim == 1:
-            if (wrong := y < 0).any():
-                at = int(wrong.nonzero()[0])
-                raise InputError(f"example {self.rows[at]} of {self.name} has the label {y[at]}, below 0.")
-            self.data.known[self.rows] = y
+        self.data.task, self.data.classes, self.data.names = task, classes, names
+        if len(y) == len(self.data):
+            if y.ndim == 1 and (y.min() < 0) and task not in NUMBERS:
+                raise InputError(
+                    f"example {int(y.argmin())} of {self.where} has the label {y.min()}, below 0."
+                )
+            self.data.known = y.numpy()
         return self.data
 
 
 class Items(Examples):
     """A dataset whose examples are tensors (x, y) or (x, y, weight), whatever those of ``source`` are."""
 
-    def __init__(self, source: Any, name: str) -> None:
-        self.source, self.name = source, name
-        self.coding, self.known = Coding("regression"), np.full(len(source), -1)
+    def __init__(self, source: Any, where: str) -> None:
+        self.source, self.where = source, where
+        self.known: Array | None = None
+        self.task, self.classes, self.names = "regression", None, ()
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def known_labels(self) -> Array:
+    def known_labels(self) -> Array | None:
         return self.known
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        where = f"example {index} of {self.name}"
-        found = _example(self.source[int(index)], where)
-        x, most = _input(found.x, where), self.coding.classes
-        y = self.coding(_labels([found.y], where), where, _dtype(x))[0]
-        if y.ndim == 0 and self.coding.task not in NUMBERS and not 0 <= y < (most or 2**62):
-            below = "" if most is None else f" and below {most}, the number of classes"
+        where = f"example {index} of {self.where}"
+        x, label, *weight = _example(self.source[int(index)], where)
+        x = _input(x, where)
+        y = encode(_labels([label], where), where, self.task, _dtype(x), self.names)[0]
+        if y.ndim == 0 and self.task not in NUMBERS and not 0 <= y < (self.classes or 2**62):
+            below = "" if self.classes is None else f" and below {self.classes}, the number of classes"
             raise InputError(f"{where} has the label {y}; it must be at least 0{below}.")
-        if found.weight is None:
-            return x, y
-        return x, y, _weights([found.weight], 1, where)[0].to(_dtype(x))
+        return (x, y, *(torch.as_tensor(each, dtype=_dtype(x)) for each in weight))
 
 
-def _part(name: str, part: Any, count: bool) -> Part:
+def _open(where: str, part: Any) -> Part:
     if type(part) is TensorDataset and len(part.tensors) == 2:
         part = part.tensors
     elif type(part) is TensorData:
         part = (part.x, part.y) if part.weight is None else (part.x, part.y, part.weight)
-    examples = isinstance(part, list) and part and all(isinstance(each, (tuple, Mapping)) for each in part)
-    if isinstance(part, (tuple, list)) and not examples and len(part) in (2, 3):
-        return _arrays(name, *part)
-    return _dataset(name, part if examples else _in_memory(name, part), count)
+    if isinstance(part, list) and part and all(isinstance(each, (tuple, Mapping)) for each in part):
+        return _of_dataset(where, part)
+    if isinstance(part, (tuple, list)) and part:
+        if len(part) not in (2, 3):
+            parts = f"{where} has {len(part)} parts"
+            raise InputError(f"{parts}; it must be a dataset, (x, y) or (x, y, weights).")
+        return _of_arrays(where, *part)
+    if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, IterableDataset):
+        kind = type(part).__name__
+        raise InputError(f"{where} is a {kind}; it must be a dataset with __getitem__ and __len__.")
+    return _of_dataset(where, part)
 
 
-def _arrays(name: str, x: Any, y: Any, weight: Any = None) -> Part:
+def _of_arrays(where: str, x: Any, y: Any, weight: Any = None) -> Part:
     """Arrays; x may be several arrays in a tuple or mapping."""
-    labels = _labels(y, name)
+    labels = _labels(y, where)
     count = len(labels)
-    x = _input(x, name) if isinstance(x, Mapping) or len(x) != count else _tensor(x, name)
-    for each in leaves(x):
-        if not each.ndim or len(each) != count:
-            size = len(each) if each.ndim else 0
-            raise InputError(f"{name}: x has {size} examples and y has {count}; the lengths must be equal.")
+    several = isinstance(x, Mapping) or (isinstance(x, (tuple, list)) and len(x) != count)
+    x = _input(x, where) if several else _tensor(x, where)
+    sizes = [len(each) if each.ndim else 0 for each in leaves(x)]
+    if wrong := [size for size in sizes if size != count]:
+        raise InputError(f"{where}: x has {wrong[0]} examples and y has {count}; they must be equally many.")
     if not count:
-        raise InputError(f"{name} has no examples; remove it.")
+        raise InputError(f"{where} has no examples; remove it.")
     device = next(leaves(x)).device
-    w = None if weight is None else _weights(weight, count, name).to(device, _dtype(x))
+    w = None if weight is None else _tensor(weight, f"the weight of {where}").to(device, _dtype(x))
     data = TensorData(x, torch.zeros(count, device=device), w)
-    names = ("False", "True") if labels.dtype.kind == "b" else ()
-    return Part(name, data, labels, np.arange(count), data[0][0], names, w is not None)
+    return Part(where, data, labels, data[0][0], w is not None, BOOLEANS[labels.dtype.kind == "b"])
 
 
-def _dataset(name: str, dataset: Any, count: bool) -> Part:
+def _of_dataset(where: str, dataset: Any) -> Part:
     """A dataset that is indexed; of one that does not list its labels, some examples are read."""
+    if not len(dataset):
+        raise InputError(f"{where} has no examples; remove it.")
     own = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
-    names, size = _class_names(dataset), len(dataset)
-
-    def read(most: int) -> tuple[Array, list[Example], Array]:
-        rows = np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
-        examples = []
-        for row in rows.tolist():
-            try:
-                examples.append(_example(dataset[row], f"example {row} of {name}"))
-            except InputError:
-                raise
-            except Exception as error:  # of a stranger's dataset
-                why = f"{type(error).__name__}: {error}"
-                raise InputError(f"example {row} of {name} cannot be read: {why}") from error
-        return rows, examples, _labels([each.y for each in examples], name, rows)
-
-    rows, examples, labels = read(FEW)
-    every = _listed_labels(dataset)
+    size, every = len(dataset), _listed_labels(dataset)
+    rows, examples = _read(dataset, np.linspace(0, size - 1, min(size, FEW)), where)
+    labels = _labels([each[1] for each in examples], where, rows)
     if every is not None and _kind(every) == _kind(labels) and (every[rows] == labels).all():
-        labels, rows = every, np.arange(size)
+        labels = every
     elif not own:
-        rows, examples, labels = read(READ if _kind(labels) == "text" or (count and not names) else SOME)
-    if len({each.weight is not None for each in examples}) > 1:
-        raise InputError(f"{name}: all examples must have a {WEIGHT}, or none.")
-    if labels.dtype.kind == "b" and not names:
-        names = ("False", "True")
-    first = examples[0]
-    x = first.x if own else _input(first.x, f"example 0 of {name}")
-    data = dataset if own else Items(dataset, name)
-    return Part(name, data, labels, rows, x, names, first.weight is not None, first.unused)
+        rows, examples = _read(dataset, np.linspace(0, size - 1, min(size, READ)), where)
+        labels = _labels([each[1] for each in examples], where, rows)
+    if unused := _unused(dataset[0]):
+        text = f"not used: {', '.join(unused)} (a sample weight goes into a dict, as {WEIGHT!r})."
+        warnings.warn(text, stacklevel=6)
+    if len({len(each) for each in examples}) > 1:
+        raise InputError(f"{where}: all examples must have a {WEIGHT}, or none.")
+    x = examples[0][0] if own else _input(examples[0][0], f"example 0 of {where}")
+    names = _class_names(dataset) or BOOLEANS[labels.dtype.kind == "b"]
+    return Part(where, dataset if own else Items(dataset, where), labels, x, len(examples[0]) > 2, names)
+
+
+def _read(dataset: Any, places: Array, where: str) -> tuple[Array, list[tuple[Any, ...]]]:
+    rows = np.unique(places.round().astype(np.int64))
+    examples = []
+    for row in rows.tolist():
+        try:
+            examples.append(_example(dataset[row], f"example {row} of {where}"))
+        except InputError:
+            raise
+        except Exception as error:  # of a stranger's dataset
+            why = f"{type(error).__name__}: {error}"
+            raise InputError(f"example {row} of {where} cannot be read: {why}") from error
+    return rows, examples
+
+
+def _example(item: Any, where: str) -> tuple[Any, ...]:
+    """x, y and, if there is one, the weight."""
+    if isinstance(item, Mapping):
+        label = [key for key in item if key in LABELS]
+        if len(label) != 1:
+            keys = f"a dict with {', '.join(map(repr, item))}"
+            raise InputError(f"{where} is {keys}; the label must be under one of {', '.join(LABELS)}.")
+        unused = _unused(item)
+        used = {key: value for key, value in item.items() if key not in (*label, WEIGHT, *unused)}
+        if not used:
+            raise InputError(f"{where} has no numbers besides its label; tokenize text, or use from_hf.")
+        x = next(iter(used.values())) if len(used) == 1 else used
+        return (x, item[label[0]], *([item[WEIGHT]] if WEIGHT in item else []))
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or a dict with a label.")
+    if len(item) > 2 and np.ndim(_numpy(item[1])) and not np.ndim(_numpy(item[-1])):
+        raise InputError(f"{where} has {len(item)} parts; put several inputs into one: ((a, b), y).")
+    return item[0], item[1]
+
+
+def _unused(item: Any) -> list[str]:
+    """What of an example no model can take."""
+    if isinstance(item, Mapping):
+        return [k for k, v in item.items() if k not in LABELS and (v is None or isinstance(v, str))]
+    return ["what an example has beyond (x, y)"] if len(item) > 2 else []
 
 
 def _listed_labels(dataset: Any) -> Array | None:
@@ -503,37 +469,7 @@ def _class_names(dataset: Any) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, (list, tuple, np.ndarray)) else ()
 
 
-# One example
-
-
-class Example(NamedTuple):
-    """An example: its input, label and weight, and what is not used of it."""
-
-    x: Any
-    y: Any
-    weight: Any = None
-    unused: str = ""
-
-
-def _example(item: Any, where: str) -> Example:
-    if isinstance(item, Mapping):
-        label = [key for key in item if key in LABELS]
-        if len(label) != 1:
-            keys = f"a dict with {', '.join(map(repr, item))}"
-            raise InputError(f"{where} is {keys}; the label must be under one of {', '.join(LABELS)}.")
-        rest = {key: value for key, value in item.items() if key not in (label[0], WEIGHT)}
-        used = {key: value for key, value in rest.items() if value is not None and not isinstance(value, str)}
-        if not used:
-            raise InputError(f"{where} has no numbers besides its label; tokenize text, or use from_hf.")
-        x = next(iter(used.values())) if len(used) == 1 else used
-        unused = ", ".join(repr(key) for key in rest if key not in used)
-        return Example(x, item[label[0]], item.get(WEIGHT), unused and f"{unused} of the examples")
-    if not isinstance(item, (tuple, list)) or len(item) < 2:
-        raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or a dict with a label.")
-    if len(item) > 2 and np.ndim(_numpy(item[1])) and not np.ndim(_numpy(item[-1])):
-        raise InputError(f"{where} has {len(item)} parts; put several inputs into one: ((a, b), y).")
-    unused = f"what an example has beyond (x, y) (a sample weight goes into a dict, as {WEIGHT!r})"
-    return Example(item[0], item[1], None, unused if len(item) > 2 else "")
+# Values as tensors
 
 
 def _input(x: Any, where: str) -> Any:
@@ -550,7 +486,7 @@ def _tensor(values: Any, where: str) -> Tensor:
     if isinstance(values, Tensor):
         return values
     try:
-        array = np.asarray(None if hasattr(values, "getbands") else values)
+        array = np.asarray(None if hasattr(values, "getbands") else values)  # a Pillow image is refused
     except (ValueError, TypeError):
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
@@ -565,7 +501,7 @@ def _tensor(values: Any, where: str) -> Tensor:
 
 def _dtype(x: Any) -> torch.dtype:
     """The type of floating-point targets and weights: that of the inputs, if they are floating-point."""
-    kinds = [part.dtype for part in leaves(x) if isinstance(part, Tensor) and part.is_floating_point()]
+    kinds = [part.dtype for part in tensors_in(x) if part.is_floating_point()]
     return kinds[0] if kinds else torch.get_default_dtype()
 
 
@@ -573,8 +509,7 @@ def _numpy(value: Any) -> Any:
     """A tensor as an array; anything else as it is."""
     if not isinstance(value, Tensor):
         return value
-    value = value.detach().cpu()
-    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
 
 
 def _kind(labels: Array) -> str:
@@ -592,34 +527,14 @@ def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
             labels = np.asarray(items)
         except ValueError:
             raise InputError(f"labels of {where} have different shapes.") from None
-    wrong = np.zeros(len(labels), bool)
     if labels.dtype.kind == "f":
-        wrong = ~np.isfinite(labels.reshape(len(labels), -1)).all(1)
-    elif labels.dtype.kind not in "biuU":
-        wrong = np.array([np.asarray(item).dtype.kind not in "biufU" or item != item for item in labels])
-    if wrong.any():
-        n = int(wrong.argmax())
+        valid = np.isfinite(labels.reshape(len(labels), -1)).all(1)
+    else:
+        valid = np.array([labels.dtype.kind in "biuU" or isinstance(each, (int, float)) for each in labels])
+    if not valid.all():
+        n = int((~valid).argmax())
         which = "" if len(labels) == 1 else f"example {n if rows is None else rows[n]} of "
-        label = shown(labels[n].item() if hasattr(labels[n], "item") and not labels[n].ndim else labels[n])
-        message = f"{which}{where} has the label {label}; it must be text or a finite number."
-        raise InputError(message)
+        label = shown(labels[n].tolist() if hasattr(labels[n], "tolist") else labels[n])
+        raise InputError(f"{which}{where} has the label {label}; it must be text or a finite number.")
     squeeze = labels.ndim > 1 and labels[0].size == 1 and labels.dtype.kind != "f"
     return labels.reshape(-1) if squeeze else labels
-
-
-def _zero_or_one(labels: Array) -> Array:
-    return np.isin(labels, (0, 1)) if labels.dtype.kind != "U" else np.zeros(labels.shape, bool)
-
-
-def _weights(values: Any, count: int, where: str) -> Tensor:
-    """Sample weights, at least 0 and not all 0."""
-    weights = np.asarray(_numpy(values if not isinstance(values, list) else list(map(_numpy, values))))
-    if weights.dtype.kind not in "biuf" or weights.shape != (count,):
-        shape = f"{weights.dtype} of shape {weights.shape}"
-        raise InputError(f"{where}: sample weights are {shape}; they must be {count} numbers.")
-    if (wrong := ~(np.isfinite(weights) & (weights >= 0))).any():
-        which = where if count == 1 else f"example {int(wrong.argmax())} of {where}"
-        raise InputError(f"{which} has the weight {weights[wrong][0]}; it must be at least 0.")
-    if count > 1 and not weights.any():
-        raise InputError(f"{where}: every sample weight is 0; remove the domain.")
-    return torch.as_tensor(weights)

@@ -76,28 +76,21 @@ class MetaBatch:
         """One batch per block."""
         if len(self.sizes) == 1:
             return [self]
-        ends = list(accumulate(self.sizes))
+        ends = accumulate(self.sizes)
         return [self.rows(slice(end - n, end), (n,)) for end, n in zip(ends, self.sizes, strict=True)]
 
     def merged(self) -> MetaBatch:
         """The same examples as one block."""
-        if len(self.sizes) == 1:
-            return self
-        return MetaBatch(self.x, self.y, self.domain, (len(self.y),), self.weight)
+        return replace(self, sizes=(len(self.y),))
 
     def pieces(self, count: int) -> list[MetaBatch]:
         """``count`` batches with consecutive examples of every block, nearly equally many in each."""
         if count == 1:
             return [self]
-        ends = list(accumulate(self.sizes))
-        found = []
-        for i in range(count):
-            spans = [(round(i * n / count), round((i + 1) * n / count)) for n in self.sizes]
-            at = zip(ends, self.sizes, spans, strict=True)
-            rows = [torch.arange(end - n + a, end - n + b) for end, n, (a, b) in at]
-            sizes = tuple(b - a for a, b in spans)
-            found.append(self.rows(torch.cat(rows).to(self.y.device), sizes))
-        return found
+        places = torch.arange(len(self)).split(list(self.sizes))
+        parts = zip(*(place.tensor_split(count) for place in places), strict=True)
+        device = self.y.device
+        return [self.rows(torch.cat(part).to(device), tuple(map(len, part))) for part in parts]
 
 
 def leaves(x: Any) -> Iterator[Any]:
@@ -116,8 +109,6 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 def cut(x: Any, rows: slice | Tensor) -> Any:
     """These examples of a nest; what has no batch dimension, such as a scalar, stays as it is."""
-    if isinstance(x, Tensor):
-        return x[rows] if x.ndim else x
     return map_nest(lambda part: part[rows] if isinstance(part, Tensor) and part.ndim else part, x)
 
 
@@ -194,10 +185,6 @@ class Examples(Dataset[Any]):
         """The file that an example is in, or ``""``."""
         return ""
 
-    def problem(self, index: int) -> str | None:
-        """Why an example cannot be read from its file, or ``None`` if it can."""
-        return None
-
 
 class InMemory(Examples):
     """Examples in memory: a batch is one gather, on whatever device they are."""
@@ -230,9 +217,7 @@ class TensorData(InMemory):
                 raise InputError(f"x has {len(part)} examples and y has {len(y)}; the lengths must be equal.")
         if weight is not None and weight.shape != (len(y),):
             raise InputError(f"sample weights have shape {tuple(weight.shape)}; they must be ({len(y)},).")
-        self.x = x
-        self.y = y
-        self.weight = weight
+        self.x, self.y, self.weight = x, y, weight
 
     def __len__(self) -> int:
         return len(self.y)
@@ -245,7 +230,7 @@ class TensorData(InMemory):
         return self[indices]
 
     def known_labels(self) -> NDArray[Any]:
-        return self.y.detach().cpu().numpy()
+        return self.y.numpy(force=True)
 
     @property
     def device(self) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from shoal.data.batch import TensorData, known_labels, leaves
 from shoal.data.domains import Domains
 from shoal.errors import InputError, shown
 
+Doubt = tuple[NDArray[np.bool_], str]
+"""For each example whether something is wrong with it, and what."""
 CHUNK = 2**16  # examples looked at together: bounds the memory for temporaries
 
 
@@ -36,16 +39,14 @@ def check_examples(
         name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
         raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
     if isinstance(dataset, TensorData):
-        y = dataset.y
-        if classes is None and not y.is_floating_point():
-            raise InputError(f"targets are {y.dtype}; for regression they must be floating: y.float().")
-        for x in leaves(dataset.x):
-            _refuse(_not_finite(x), domains, "a feature that is", x)
-        if classes is None:
-            _refuse(_not_finite(y), domains, "a target that is", y)
-        else:
-            wrong, what = _wrong_labels(y, classes, ignored)
+        for wrong, what in _doubts(dataset.x, dataset.y, dataset.weight, classes, ignored):
             _refuse(wrong, domains, what)
+        if dataset.weight is not None:
+            totals = np.add.reduceat(dataset.weight.numpy(force=True)[domains.indices], domains.offsets[:-1])
+            if not totals.all():
+                raise InputError(
+                    f"every weight of domain {domains.names[totals.argmin()]!r} is 0; remove it."
+                )
         return
     known = known_labels(dataset)
     if known is not None and classes is not None and (rows := known != -1).any():
@@ -54,26 +55,34 @@ def check_examples(
         _refuse(rows, domains, what)
     for d in range(min(len(domains), sample)):
         example = int(domains.indices_of(d)[0])
-        _check_item(dataset[example], f"example {example} of domain {domains.names[d]!r}", classes, ignored)
+        where, item = f"example {example} of domain {domains.names[d]!r}", dataset[example]
+        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+            raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or (x, y, weight).")
+        if len(item) == 3 and (not isinstance(item[2], (float, Tensor, np.floating)) or not item[2] >= 0):
+            raise InputError(f"{where} has 3 parts; the third must be a weight, got {shown(item[2])}.")
+        numbers = [v for v in leaves(item[0]) if isinstance(v, (float, Tensor, np.ndarray))]
+        x, y = [torch.as_tensor(v)[None] for v in numbers], torch.as_tensor(item[1])[None]
+        for wrong, what in _doubts(x, y, None, classes, ignored, whole=False):
+            if wrong.any():
+                raise InputError(f"{where} has {what}.")
 
 
-def _check_item(item: Any, where: str, classes: int | None, ignored: int | None) -> None:
-    if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
-        raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or (x, y, weight).")
-    if len(item) == 3 and (not isinstance(item[2], (float, Tensor, np.floating)) or not item[2] >= 0):
-        raise InputError(f"{where} has 3 parts; the third must be a weight, got {shown(item[2])}.")
-    values = [*leaves(item[0]), *([item[1]] if classes is None else [])]
-    tensors = [torch.as_tensor(v)[None] for v in values if isinstance(v, (float, Tensor, np.ndarray))]
-    if any(_not_finite(t).any() for t in tensors):
-        raise InputError(f"{where} has a feature or a target that is not finite.")
-    if classes is not None:
-        wrong, what = _wrong_labels(torch.as_tensor(item[1])[None], classes, ignored)
-        if wrong.any():
-            raise InputError(f"{where} has {what}.")
+def _doubts(
+    x: Any, y: Tensor, weight: Tensor | None, classes: int | None, ignored: int | None, whole: bool = True
+) -> Iterator[Doubt]:
+    if classes is None and whole and not y.is_floating_point():
+        raise InputError(f"targets are {y.dtype}; for regression they must be floating: y.float().")
+    for part in leaves(x):
+        yield _not_finite(part), "a feature that is not finite"
+    if weight is not None:
+        yield _not_finite(weight) | (weight < 0).cpu().numpy(), "a weight that is not at least 0"
+    if classes is None:
+        yield _not_finite(y), "a target that is not finite"
+    else:
+        yield _wrong_labels(y, classes, ignored)
 
 
-def _wrong_labels(y: Tensor, classes: int, ignored: int | None) -> tuple[NDArray[np.bool_], str]:
-    """For each example, whether it has a label out of range, and that in words."""
+def _wrong_labels(y: Tensor, classes: int, ignored: int | None) -> Doubt:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"labels are {y.dtype}; with classes={classes} they must be integers: y.long().")
     if y.ndim == 2 and y.shape[1] == 1:
@@ -87,14 +96,13 @@ def _wrong_labels(y: Tensor, classes: int, ignored: int | None) -> tuple[NDArray
 
 
 def _not_finite(values: Tensor) -> NDArray[np.bool_]:
-    """For each example."""
     if not (values.is_floating_point() or values.is_complex()):
         return np.zeros(len(values), dtype=bool)
     parts = [~part.reshape(len(part), -1).isfinite().all(1) for part in values.split(CHUNK)]
     return torch.cat(parts).cpu().numpy()
 
 
-def _refuse(wrong: NDArray[np.bool_], domains: Domains, what: str, values: Tensor | None = None) -> None:
+def _refuse(wrong: NDArray[np.bool_], domains: Domains, what: str) -> None:
     """Refuse the first example of a domain for which ``wrong`` holds."""
     entries = np.flatnonzero(wrong[domains.indices])
     if len(entries):
@@ -102,9 +110,6 @@ def _refuse(wrong: NDArray[np.bool_], domains: Domains, what: str, values: Tenso
         d, example = domains.domain_at(entry), int(domains.indices[entry])
         place = entry - int(domains.offsets[d])
         of_all = "" if place == example else f" (example {example} of all)"
-        if values is not None:
-            row = values[example].reshape(-1)
-            what += f" {row[~row.isfinite()][0].item()}"
         raise InputError(f"example {place} of domain {domains.names[d]!r}{of_all} has {what}.")
 
 

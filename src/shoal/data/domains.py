@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -44,7 +45,8 @@ class Domains:
                 "fit; offsets must be one more than names and run from 0 to the number of indices."
             )
         if isinstance(self._labels, tuple) and len(set(self._labels)) < len(self._labels):
-            raise InputError(f"two domains have the name {_most_common(self._labels)!r}; rename one.")
+            twice = Counter(self._labels).most_common(1)[0][0]
+            raise InputError(f"two domains have the name {twice!r}; rename one.")
         if self.sizes.min() < 1:
             empty = self._labels[int(np.argmax(self.sizes < 1))]
             raise InputError(f"domain {str(empty)!r} has no examples; remove it.")
@@ -132,15 +134,14 @@ class Domains:
         """
         if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
             names_or_numbers = [names_or_numbers]
-        chosen = []
+        chosen: list[int] = []
         for d in listed(names_or_numbers, "names or numbers of domains"):
-            if not isinstance(d, (str, int, np.integer)) or (
-                not isinstance(d, str) and not 0 <= d < len(self)
-            ):
+            number = self.number(d) if isinstance(d, str) else d
+            if not isinstance(number, (int, np.integer)) or not 0 <= number < len(self):
                 raise InputError(f"domain number {shown(d)} must be from 0 to {len(self) - 1}.")
-            chosen.append(self.number(d) if isinstance(d, str) else int(d))
+            chosen.append(int(number))
         if len(set(chosen)) < len(chosen):
-            twice = str(self._labels[_most_common(chosen)])
+            twice = str(self._labels[Counter(chosen).most_common(1)[0][0]])
             raise InputError(f"domain {twice!r} is listed twice; list each domain once.")
         return chosen
 
@@ -163,7 +164,7 @@ class Domains:
 
     def examples(self) -> NDArray[Any]:
         """Return all examples that are in some domain, without duplicates, in increasing order."""
-        ordered = np.sort(self.indices)
+        ordered = np.sort(self.indices)  # np.unique takes 25 times as long
         return ordered[np.diff(ordered, prepend=-1) > 0]
 
     def select(self, names_or_numbers: str | int | Iterable[str | int]) -> Domains:
@@ -194,10 +195,6 @@ class Domains:
         return labels[chosen] if isinstance(labels, np.ndarray) else [labels[d] for d in chosen]
 
 
-def _most_common(values: Sequence[Any]) -> Any:
-    return Counter(values).most_common(1)[0][0]
-
-
 def _as_array(values: Any, name: str) -> NDArray[Any]:
     """What a user has as an array; an error calls it ``name``."""
     try:
@@ -209,22 +206,22 @@ def _as_array(values: Any, name: str) -> NDArray[Any]:
 def _label_values(labels: Any) -> NDArray[Any]:
     """Labels as an integer array, or as an object array of strings."""
     values = _as_array(labels, "labels")
-    if values.dtype.kind in "US" and not isinstance(labels, np.ndarray):
-        values = np.asarray(labels, dtype=object)  # numpy makes None among strings the string "None"
     if values.ndim != 1 or len(values) == 0:
         raise InputError(f"labels have shape {values.shape}; there must be one label per example.")
     if values.dtype.kind in "iu":
         return values
-    for where, value in enumerate(values.tolist()):
+    several = values.tolist() if isinstance(labels, np.ndarray) or values.dtype.kind not in "US" else labels
+    for where, value in enumerate(several):
         # pandas' NA cannot be compared, so it is known by its type's name
-        if value is None or type(value).__name__ == "NAType" or value != value:
-            raise InputError(f"the domain label at position {where} is {value}; every example needs one.")
-        if isinstance(value, float) and not value.is_integer():
-            raise InputError(f"the domain label at position {where} is {value}; use integers or strings.")
-    if values.dtype.kind == "f" or all(type(v) is int and -(2**63) <= v < 2**63 for v in values):
-        return values.astype(np.int64)
+        missing = value is None or type(value).__name__ == "NAType" or value != value
+        if missing or (isinstance(value, float) and not value.is_integer()):
+            place = f"the domain label at position {where} is {value}"
+            raise InputError(f"{place}; every example needs an integer or a string.")
+    if all(isinstance(value, (int, float)) for value in several) and values.dtype.kind != "b":
+        with contextlib.suppress(OverflowError):
+            return values.astype(np.int64)
     strings = np.empty(len(values), dtype=object)
-    strings[:] = [str(value) for value in values.tolist()]
+    strings[:] = [str(value) for value in several]
     return strings
 
 
@@ -234,8 +231,6 @@ def _index_array(name: str, indices: Any) -> NDArray[np.int64]:
     if array.dtype.kind == "b":
         raise InputError(f"domain {str(name)!r} is a mask; pass indices instead: `mask.nonzero()[0]`.")
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise InputError(
-            f"domain {str(name)!r} has indices of shape {array.shape} and type {array.dtype}; "
-            "it must be a flat list of integers."
-        )
+        form = f"indices of shape {array.shape} and type {array.dtype}"
+        raise InputError(f"domain {str(name)!r} has {form}; it must be a flat list of integers.")
     return array.astype(np.int64, copy=False)

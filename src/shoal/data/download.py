@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import tarfile
@@ -54,18 +53,15 @@ def find_files(
     They are looked for in the :func:`roots`, there in each folder of ``inside``, under their name with any of
     ``endings`` after it. ``get`` is the dataset that `shoal data get` downloads them with.
     """
-    places = [
-        root / sub for root in roots(f"the files {', '.join(names)}", folder, home, get) for sub in inside
-    ]
-    missing = names
+    top = roots(f"the files {', '.join(names)}", folder, home, get)
+    places, lacking = [root / sub for root in top for sub in inside], list[tuple[list[str], Path]]()
     for place in places:
         paths = {n: p for n in names for e in reversed(endings) if (p := place / f"{n}{e}").is_file()}
-        lacking = [n for n in names if n not in paths]
-        if not lacking:
+        if len(paths) == len(names):
             return [paths[n] for n in names]
-        if len(lacking) < len(missing):
-            missing, places = lacking, [place]
-    where = " or ".join(repr(str(place)) for place in places)
+        lacking.append(([n for n in names if n not in paths], place))
+    missing, nearest = min(lacking, key=lambda one: len(one[0]))
+    where = " or ".join(repr(str(p)) for p in (places if len(missing) == len(names) else [nearest]))
     other = "".join(f" (or {ending})" for ending in endings if ending)
     raise InputError(f"there is no file {missing[0]!r}{other} in {where}; {SAY_WHERE} to look{_or_get(get)}.")
 
@@ -84,15 +80,15 @@ def _or_get(name: str | None) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A file to download."""
+    """A file to download, the same bytes from all ``urls``.
+
+    Its ``checksum`` is ``md5:…`` or ``sha256:…``, where ``checksum_from`` has published one.
+    """
 
     file: str
     urls: tuple[str, ...]
-    """Where it is; the same bytes everywhere."""
     checksum: str | None = None
-    """``md5:…`` or ``sha256:…``, where one is known."""
     checksum_from: str = ""
-    """Whose checksum it is."""
     size: int | None = None
     """In bytes, roughly where the checksum is not known."""
 
@@ -112,11 +108,10 @@ class Download:
 
 @dataclass(frozen=True)
 class Got:
-    """What became of a dataset that was asked for."""
+    """What became of a dataset that was asked for: ``files`` are those that were downloaded."""
 
     folder: Path
     files: list[dict[str, Any]] = field(default_factory=list)
-    """Those that were downloaded; none if the dataset was there."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -140,8 +135,7 @@ def get(download: Download, folder: Path, on_progress: OnProgress = lambda file,
                 for source in download.sources:
                     _unpack(work / source.file, Path(partial))
                 notes = [download.prepare(Path(partial))] if download.prepare else []
-                inner = _inner(Path(partial))
-                os.replace(inner, place)
+                os.replace(_inner(Path(partial)), place)
     except Timeout:
         raise InputError(f"another process is downloading to {str(work)!r}; wait for it.") from None
     except OSError as error:
@@ -160,7 +154,7 @@ def _unpack(path: Path, to: Path) -> None:
                 archive.extractall(to, filter="data")
         else:
             shutil.copy(path, to)
-    except (shutil.ReadError, tarfile.TarError, zlib.error, gzip.BadGzipFile, ValueError, EOFError) as error:
+    except (shutil.ReadError, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
         again = "remove it to download it again"
         raise InputError(f"{str(path)!r} cannot be unpacked ({error}); {again}.") from error
 
@@ -234,8 +228,11 @@ class Resume:
             self.tag.unlink(missing_ok=True)
             if version and not version.startswith("W/"):
                 self.tag.write_text(version)
-            rest = response.headers.get("Content-Length")
-            total = None if rest is None else done + int(rest)
+            total = (
+                done + int(response.headers["Content-Length"])
+                if "Content-Length" in response.headers
+                else None
+            )
             with self.part.open("ab" if done else "wb") as file:
                 for chunk in response.iter_content(2**16):
                     done += file.write(chunk)

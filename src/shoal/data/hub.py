@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, BinaryIO
 
-from numpy.typing import NDArray
+import pandas as pd
 from torch import Tensor
 
 from shoal.data.arrays import numbered
-from shoal.data.batch import DomainData, Examples
+from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.images import ToTensor, Unreadable, need_pillow
+from shoal.data.images import ImageFiles
 from shoal.data.images import described as image_inputs
-from shoal.data.splits import SHARE, Names, domain_names, split, split_notes
+from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.data.tables import from_table, need_column
 from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
 from shoal.data.text import described as text_inputs
@@ -61,67 +62,55 @@ def from_hf(
     columns, images = _columns(dataset), image_columns(dataset)
     if text is not None and image is not None:
         raise InputError(f"text={text!r} and image={image!r}; only one of them can be the input.")
-    if text is None and image is None and len(images) == 1:
-        image = images[0]
     if text is None and image is None:
-        common: dict[str, Any] = {"held_out": held_out, "validation": validation, "seed": seed}
-        return from_table(as_mapping(dataset), label=label, domain=domain, **common, **options)
+        if len(images) != 1:
+            options |= {"held_out": held_out, "validation": validation, "seed": seed}
+            return from_table(as_mapping(dataset), label=label, domain=domain, **options)
+        image = images[0]
     check_names("option of from_hf:", options, ())
     for name, what in ((label, "label"), (domain, "domain"), (text or image or "", "input")):
         need_column(name, columns, what)
     y, names = numbered(_values(dataset, label), f"column {label!r}")
-    splits = split(Domains.from_labels(_values(dataset, domain)), domain_names(held_out), validation, seed)
-    if text is not None:
-        model = str(tokenizer or DISTILBERT)
-        texts = _values(dataset, text)
-        for row, value in enumerate(texts, 1):
-            if not isinstance(value, str):
-                raise InputError(f"column {text!r} has {value!r} in row {row}; it must be text.")
-        examples: Examples = TextExamples(texts, y.numpy(), tokenizer=model, max_tokens=max_tokens)
-        inputs = text_inputs(model, max_tokens, column=text)
-    else:
+    splits = split(Domains.from_labels(_values(dataset, domain)), held_out, validation, seed)
+    notes = split_notes(splits, y.numpy() if names else None, names)
+    found = DomainData([], splits, len(names) or None, (), "", class_names=names, notes=notes)  # type: ignore[arg-type]
+    if text is None:
         examples = HubImages(dataset, str(image), y, size)
-        model, inputs = "small-cnn", image_inputs(size)
-    return DomainData(
-        examples,
-        splits,
-        len(names) or None,
-        (3, size, size) if text is None else (max_tokens,),
-        model,
-        notes=split_notes(splits, y.numpy() if names else None, names),
-        class_names=names,
-        inputs=inputs,
+        shape = (3, size, size)
+        return replace(
+            found, examples=examples, input_shape=shape, model="small-cnn", inputs=image_inputs(size)
+        )
+    model, texts = str(tokenizer or DISTILBERT), _values(dataset, text)
+    for row, value in enumerate(texts, 1):
+        if not isinstance(value, str):
+            raise InputError(f"column {text!r} has {value!r} in row {row}; it must be text.")
+    return replace(
+        found,
+        examples=TextExamples(texts, y.numpy(), tokenizer=model, max_tokens=max_tokens),
+        input_shape=(max_tokens,),
+        model=model,
+        inputs=text_inputs(model, max_tokens, column=text),
     )
 
 
-class HubImages(Examples):
+class HubImages(ImageFiles):
     """A column of images, each decoded and resized to a square when it is read, as image files are."""
 
     def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
-        need_pillow()
         from datasets import Image
 
         if column not in image_columns(rows):
             kind = rows.features[column]
             raise InputError(f"column {column!r} is of type {kind}, not images; cast it to datasets.Image().")
-        self.rows = rows.with_format(None).cast_column(column, Image(decode=False))
-        self.column, self.labels, self.to_tensor = column, labels, ToTensor(size)
+        names = pd.Series([f"row {n + 1} of column {column!r}" for n in range(len(labels))])
+        one = pd.Series(["all"] * len(labels), dtype="category")
+        super().__init__(pd.DataFrame({"path": names, "domain": one, "label": one}), size=size)
+        self.labels = labels.numpy()
+        self.rows, self.column = rows.with_format(None).cast_column(column, Image(decode=False)), column
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def known_labels(self) -> NDArray[Any]:
-        return self.labels.numpy()
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def open(self, index: int) -> str | BinaryIO:
         value = self.rows[int(index)][self.column] or {"bytes": b""}
-        try:
-            content = value["bytes"]
-            x = self.to_tensor(value["path"] if content is None else io.BytesIO(content))
-        except Unreadable as error:
-            where = f"row {index + 1} of column {self.column!r}"
-            raise InputError(f"the image in {where} cannot be read ({error}); remove it.") from error
-        return x, self.labels[index]
+        return str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"])
 
 
 def is_hf(data: Any) -> bool:

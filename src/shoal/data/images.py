@@ -6,7 +6,6 @@ import copy
 import hashlib
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.sampler import key
-from shoal.data.splits import SHARE, last_domain, natural_key
+from shoal.data.splits import SHARE, Names, last_domain, natural_key
 from shoal.data.splits import split as split_by_domain
 from shoal.errors import InputError
 from shoal.settings import Pixels, checked
@@ -70,8 +69,8 @@ def read_folders(root: str | Path, domains: Mapping[str, Sequence[str]] | None =
         place = os.path.join(root, *domains.get(domain, [])[:1])
         raise InputError(f"there is no image in the class folders of {place!r}; {LAYOUT}.")
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        warnings.warn(f"{others[0]!r}{more} ignored: extensions are {', '.join(ENDINGS)}.", stacklevel=2)
+        which = f"{len(others):,} files such as {others[0]!r}"
+        warnings.warn(f"{which} are ignored: extensions are {', '.join(ENDINGS)}.", stacklevel=2)
     return image_frame(rows)
 
 
@@ -82,8 +81,7 @@ def image_frame(rows: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["path", "domain", "label"])
     for column in ("domain", "label"):
         frame[column] = pd.Categorical(frame[column], sorted(frame[column].unique(), key=natural_key))
-    lacking = missing_classes(frame)
-    if lacking:
+    if lacking := missing_classes(frame):
         text = ", ".join(f"{label!r} in {domain!r}" for domain, label in lacking[:3])
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         warnings.warn(f"there is no image of class {text}{more}.", stacklevel=3)
@@ -100,14 +98,11 @@ def domain_folders(root: str | Path, splits_are_domains: bool = False) -> list[s
     """The folders in ``root``, each a domain; refused where their names are those of splits."""
     names = subfolders(root)
     splits = [n for n in names if n.lower() in SPLIT_NAMES]
-    if splits_are_domains or (len(splits) < 2 and (not names or len(splits) < len(names))):
+    if splits_are_domains or not splits or len(splits) == 1 < len(names):
         return names
-    place, shown = Path(root), ", ".join(f"{n}/" for n in splits)
-    deeper = [n for n in splits if any(subfolders(place / n / d) for d in subfolders(place / n))]
-    advice = f"give {str(place / deeper[0])!r}" if deeper else f"{LAYOUT}, and domains are not in it"
     raise InputError(
-        f"{shown} in {str(root)!r} look like splits, not domains: {advice}. "
-        "To use them as domains, set splits_are_domains in data_options."
+        f"{', '.join(f'{n}/' for n in splits)} in {str(root)!r} look like splits, not domains: {LAYOUT}. "
+        "Give the folder that the domains are in, or set splits_are_domains in data_options."
     )
 
 
@@ -124,14 +119,14 @@ def _entries(place: str | Path) -> Iterator[os.DirEntry[str]]:
         raise InputError(f"the folder {os.fspath(place)!r} cannot be read: {error.strerror}.") from error
 
 
-# Decoding
+# From a file to what a model takes
 
 
 def decode(source: str | BinaryIO, least: int | None = None) -> Image:
     """A file, or its content, in RGB; a JPEG may be decoded smaller, but with ``least`` pixels each way.
 
-    A note in it on how it was turned is not followed, as in torchvision's ImageFolder. Sixteen bits per pixel
-    become the upper eight, transparent pixels become white, and of several frames the first counts.
+    A note in it on how it was turned is not followed, as in torchvision's ImageFolder; of several frames the
+    first counts.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -152,36 +147,33 @@ def to_rgb(image: Image) -> Image:
     """An image in RGB on white: what colour transparent pixels have differs between programs."""
     from PIL import Image
 
-    if image.mode.startswith("I"):  # convert would cut everything off at 255
+    if image.mode.startswith("I"):  # 16 bits: convert would cut everything off at 255
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     image.load()
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def header(path: str) -> tuple[int, int, bool]:
-    """Width, height and whether there may be transparency; zeros where the file cannot be read."""
+def has_transparency(path: str) -> bool:
+    """Whether some pixels may be transparent; read from the header."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=FORMATS) as image:
-            return *image.size, image.has_transparency_data
+            return bool(image.has_transparency_data)
     except Exception:  # as in decode
-        return 0, 0, False
+        return False
 
 
 def need_pillow() -> None:
     load("PIL.Image", "images")
 
 
-def described(
-    size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
-) -> dict[str, Any]:
+def described(size: int) -> dict[str, Any]:
     """How an image becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
-    return {"kind": "image", "size": size, "mean": list(mean), "deviation": list(deviation)}
+    return {"kind": "image", "size": size, "mean": list(MEAN), "deviation": list(DEVIATION)}
 
 
 class ToTensor:
@@ -217,49 +209,29 @@ def _on_device(to_tensor: ToTensor, device: torch.device) -> tuple[Tensor, Tenso
     return to_tensor.scale.to(device), to_tensor.shift.to(device)
 
 
-# Augmentation
-
-
-class Augment:
-    """DomainBed's random changes of training images: a crop of 0.7 to 1.0 of the area, a mirror image,
-    brightness, contrast, saturation and hue by up to 0.3, and now and then no colours.
-
-    By torchvision on the CPU; with ``colours=False`` only the crop, and :meth:`numbers` are what
-    :func:`recolour` needs to do the rest on any device. Random numbers come from torch's own generator alone,
-    so they do not depend on the process.
-
-    Reference: Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021.
-    """
-
-    def __init__(self, size: int) -> None:
-        load("torchvision", "images")
-        from torchvision.transforms import v2
-
-        self.crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
-        self.colours = v2.Compose(
-            [v2.RandomHorizontalFlip(), v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
-        )
-
-    def __call__(self, image: Image, colours: bool) -> Image:
-        cropped = self.crop(image)
-        return self.colours(cropped) if colours else cropped
-
-    @staticmethod
-    def numbers() -> Tensor:
-        """Mirrored and grey (0 or 1), factors of brightness, contrast and saturation, the turn of the hue."""
-        flip, grey, *factors, turn = torch.rand(6).tolist()
-        factors = [1 + 0.3 * (2 * u - 1) for u in factors]
-        return torch.tensor([flip < 0.5, grey < 0.1, *factors, 0.3 * (2 * turn - 1)])
+# Augmentation, as in DomainBed (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021):
+# a crop of 0.7 to 1.0 of the area, a mirror image, brightness, contrast, saturation and hue by up to 0.3, and
+# one image in ten without colours. Random numbers come from torch's generator alone.
 
 
 UNCHANGED = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
-"""The numbers of an image that stays as it is."""
+"""The numbers of an image that keeps its colours."""
 
 
-def recolour(pixels: Tensor, numbers: Tensor) -> Tensor:
-    """uint8 images (B, 3, h, w), changed as :meth:`Augment.numbers` (B, 6) say, as floats from 0 to 255."""
-    flip, grey, brightness, contrast, saturation, turn = numbers[:, :, None, None, None].unbind(1)
-    x = pixels.to(numbers.dtype)
+def random_colours() -> Tensor:
+    """Mirrored and grey (0 or 1), factors of brightness, contrast and saturation, the turn of the hue."""
+    flip, grey, *factors, turn = torch.rand(6).tolist()
+    factors = [1 + 0.3 * (2 * u - 1) for u in factors]
+    return torch.tensor([flip < 0.5, grey < 0.1, *factors, 0.3 * (2 * turn - 1)])
+
+
+def recolour(pixels: Tensor, colours: Tensor) -> Tensor:
+    """uint8 images (B, 3, h, w), changed as :func:`random_colours` (B, 6) say, as floats from 0 to 255.
+
+    Equal to torchvision's functions, which take one number for all images of a batch.
+    """
+    flip, grey, brightness, contrast, saturation, turn = colours[:, :, None, None, None].unbind(1)
+    x = pixels.to(colours.dtype)
     x = torch.where(flip > 0, x.flip(3), x)
     x = (x * brightness).clamp(0, 255)
     x = torch.lerp(_grey(x).mean((2, 3), keepdim=True), x, contrast).clamp(0, 255)
@@ -270,7 +242,8 @@ def recolour(pixels: Tensor, numbers: Tensor) -> Tensor:
     hue = torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4)
     hue = torch.where(value == red, (green - blue) / safe, hue) + 6 * turn
     distances = [(start + hue) % 6 for start in (5, 3, 1)]
-    x = torch.cat([value - range_ * torch.minimum(d, 4 - d).clamp(0, 1) for d in distances], 1)
+    turned = torch.cat([value - range_ * torch.minimum(d, 4 - d).clamp(0, 1) for d in distances], 1)
+    x = torch.where(turn == 0, x, turned)  # exactly
     return torch.where(grey > 0, _grey(x), x)
 
 
@@ -283,20 +256,18 @@ def _grey(x: Tensor) -> Tensor:
 
 
 class ImageFiles(Examples):
-    """Image files as examples: float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
+    """Image files as examples: float32 (3, ``size``, ``size``), normalized as ImageNet's images are.
 
-    Images are squashed to a square, as in DomainBed. Those in the split ``"train"`` (:meth:`in_splits`) are
-    augmented first, and no others; :meth:`evaluation` augments none. With ``augment_validation`` images of
-    training and validation are augmented there too, as DomainBed does: each always in the same way, by
-    ``seed`` and its place among the files.
+    Images are squashed to a square, as in DomainBed. With ``augment`` those in the split ``"train"``
+    (:meth:`in_splits`) are augmented, and no others; :meth:`evaluation` augments none. With
+    ``augment_validation`` images of training and validation are augmented there too, as DomainBed does: each
+    always in the same way, by ``seed`` and its place among the files.
 
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
-    the next one of its domain, split and class takes its place (of another class if there is none). Which one
-    that is depends on the files alone.
+    the next one of its domain and split takes its place.
 
-    The images of :meth:`on_device` are uint8, and are recoloured and normalized on the device of the batch
-    (:meth:`finish`). ``augment_on`` says whether a training takes these: ``"device"``, ``"cpu"``, or
-    ``None``: on CUDA where its memory format is ``"auto"``.
+    Examples of :meth:`on_device` are uint8, and :meth:`finish` changes colours and normalizes them on the
+    device of the batch.
 
     Args:
         files: DataFrame of :func:`image_frame`.
@@ -310,43 +281,38 @@ class ImageFiles(Examples):
         size: Pixels = SIZE,
         augment: bool = False,
         bad: Literal["stop", "skip"] = "stop",
-        mean: Sequence[float] = MEAN,
-        deviation: Sequence[float] = DEVIATION,
         augment_validation: bool = False,
         seed: int = 0,
-        augment_on: Literal["cpu", "device"] | None = None,
     ) -> None:
         need_pillow()
-        self.files, self.size, self.bad, self.seed, self.augment_on = files, size, bad, seed, augment_on
         self.paths = files["path"].array
         self.labels = files["label"].cat.codes.to_numpy(np.int64)
         self.groups = files["domain"].cat.codes.to_numpy(np.int64)
         self.classes, self.domains = (tuple(files[c].cat.categories) for c in ("label", "domain"))
-        self.to_tensor = ToTensor(size, mean, deviation)
-        self.augment = Augment(size) if augment else None
+        self.size, self.bad, self.seed, self.to_tensor = size, bad, seed, ToTensor(size)
+        self.crop: Any = None
+        if augment:
+            v2 = load("torchvision.transforms.v2", "images")
+            self.crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
         self.augment_validation, self.evaluated, self.raw = augment_validation, False, False
         self.split = np.zeros(len(files), np.int8)  # 1 train, 2 validation, others higher; 0: none
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        augmented = (1, 2) if self.evaluated else (1,)
-        if self.augment is None or self.split[index] not in augmented:
-            used, image = self._read(index, self.size)
-            pixels, numbers = self.to_tensor.pixels(image), UNCHANGED
-        else:
-            used, image = self._read(index, 2 * self.size)  # a crop of it then has enough pixels
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        augmented = self.crop is not None and self.split[index] in ((1, 2) if self.evaluated else (1,))
+        # A crop of an image of twice the size has enough pixels.
+        used, image = self._read(index, 2 * self.size if augmented else self.size)
+        colours = UNCHANGED
+        if augmented:
             with torch.random.fork_rng(devices=[], enabled=self.evaluated):
                 if self.evaluated:  # not torch.manual_seed, which would reseed accelerators as well
-                    drawn = key(VALIDATION_AUGMENTATION, self.seed, index)[0] >> np.uint64(1)
-                    torch.default_generator.manual_seed(int(drawn))
-                pixels = self.to_tensor.pixels(self.augment(image, colours=not self.raw))
-                numbers = self.augment.numbers() if self.raw else UNCHANGED
-        label = int(self.labels[used])
-        if not self.raw:
-            return self.to_tensor.normalize(pixels), label
-        return pixels if self.augment is None else (pixels, numbers), label
+                    seed = key(VALIDATION_AUGMENTATION, self.seed, index)[0] >> np.uint64(1)
+                    torch.default_generator.manual_seed(int(seed))
+                image, colours = self.crop(image), random_colours()
+        x = self.to_tensor.pixels(image), colours
+        return (x if self.raw else self.finish(x)), self.labels[used].item()
 
     def on_device(self) -> Self:
         """The same files as uint8, of which :meth:`finish` makes what a model takes."""
@@ -355,21 +321,18 @@ class ImageFiles(Examples):
         return same
 
     def finish(self, x: Any) -> Any:
-        if not self.raw:
-            return x
-        pixels, numbers = (x, None) if isinstance(x, Tensor) else x
+        if isinstance(x, Tensor):
+            return x  # by :meth:`__getitem__`
+        pixels, colours = x
         if pixels.ndim == 3:
-            return self.finish(pixels[None] if numbers is None else (pixels[None], numbers[None]))[0]
-        return self.to_tensor.normalize(pixels if numbers is None else recolour(pixels, numbers))
+            return self.finish((pixels[None], colours[None]))[0]
+        return self.to_tensor.normalize(pixels if self.crop is None else recolour(pixels, colours))
 
     def known_labels(self) -> NDArray[Any]:
         return self.labels
 
     def path(self, index: int) -> str:
         return str(self.paths[index])
-
-    def problem(self, index: int) -> str | None:
-        return inspect_file(self.path(index))[0]
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
@@ -382,7 +345,7 @@ class ImageFiles(Examples):
     def evaluation(self) -> Self:
         """The same files, nothing about them random; see ``augment_validation``."""
         same = copy.copy(self)
-        same.augment, same.evaluated = self.augment if self.augment_validation else None, True
+        same.crop, same.evaluated = self.crop if self.augment_validation else None, True
         return same
 
     def digest(self) -> str:
@@ -391,40 +354,37 @@ class ImageFiles(Examples):
         for path in self.paths:
             about = os.stat(path)
             found.update(f"{path}|{about.st_size}|{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        parts: list[Any] = [self.labels, self.groups, self.split if self.bad == "skip" else self.split[:0]]
-        for part in (*parts, self.to_tensor.scale.numpy(), self.to_tensor.shift.numpy()):
-            found.update(np.ascontiguousarray(part).tobytes())
+        for part in (self.labels, self.groups, *([self.split] if self.bad == "skip" else [])):
+            found.update(part.tobytes())
         return found.hexdigest()
 
-    def decoded(self, index: int, least: int) -> Image:
-        """The image at ``index``; raises Unreadable."""
-        return decode(self.path(index), least)
+    def open(self, index: int) -> str | BinaryIO:
+        """The file at ``index``, or its content."""
+        return self.path(index)
 
     def _read(self, index: int, least: int) -> tuple[int, Image]:
         """The file or what takes its place, decoded, and which one it is."""
-        problems: list[str] = []
+        problem = ""
         for i in self._candidates(index):
             try:
-                return i, self.decoded(i, least)
+                return i, decode(self.open(i), least)
             except Unreadable as error:
-                problems.append(str(error))
+                problem = problem or str(error)
                 if self.bad == "skip":
                     warnings.warn(f"the image {self.path(i)!r} is skipped: {error}", stacklevel=2)
-        why = problems[0] if self.bad == "stop" else "nor can any other of its domain and split"
+        why = problem if self.bad == "stop" else "nor can any other of its domain and split"
         raise InputError(
             f"the image {self.path(index)!r} cannot be read ({why}). Download it again, or skip "
             "unreadable images with bad='skip'; `shoal data check` lists them all."
         )
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """The file, and those that may take its place: its class before others, the next before the first."""
+        """The file, and those of its domain and split that may take its place, the next before the first."""
         yield index
         if self.bad == "skip":
             near = (self.groups == self.groups[index]) & (self.split == self.split[index])
-            near[index] = False
             places = np.flatnonzero(near)
-            order = np.lexsort(((places - index) % len(self), self.labels[places] != self.labels[index]))
-            yield from places[order].tolist()
+            yield from np.roll(places, -1 - np.searchsorted(places, index))[:-1].tolist()
 
 
 def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
@@ -433,10 +393,9 @@ def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
     Only files of the same size are read. Copies with different labels are refused, others are mentioned.
     """
     sizes = files["path"].map(lambda path: os.stat(path).st_size if os.path.exists(path) else 0)
-    first, seen = np.arange(len(files)), dict[bytes, int]()
+    first, seen = np.arange(len(files)), dict[str, int]()
     for row in np.flatnonzero(sizes.duplicated(keep=False) & (sizes > 0)):
-        with open(files["path"][row], "rb") as file:
-            first[row] = seen.setdefault(hashlib.file_digest(file, "sha1").digest(), int(row))
+        first[row] = seen.setdefault(_digest(files["path"][row]), int(row))
     copies = np.flatnonzero(first != np.arange(len(files)))
     for row in copies:
         pair = f"{files['path'][first[row]]!r} and {files['path'][row]!r} are the same image"
@@ -451,9 +410,12 @@ def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
     return first
 
 
-def split_files(
-    files: pd.DataFrame, held_out: str | list[str] | None, seed: int, copies: bool = True
-) -> dict[str, Domains]:
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest()
+
+
+def split_files(files: pd.DataFrame, held_out: Names, seed: int, copies: bool = True) -> dict[str, Domains]:
     """``held_out`` as the test split, and a fifth of every other domain for validation under its name.
 
     ``None`` holds out the last domain in natural order, ``[]`` none. If ``copies`` may be images of their
@@ -462,39 +424,35 @@ def split_files(
     first = np.arange(len(files)) if copies else first_copies(files)
     codes, names = files["domain"].cat.codes.to_numpy(), files["domain"].cat.categories
     domains = Domains.from_indices({name: np.unique(first[codes == n]) for n, name in enumerate(names)})
-    chosen = last_domain(names) if held_out is None else held_out
-    return split_by_domain(domains, chosen if isinstance(chosen, list) else [str(chosen)], SHARE, seed)
+    return split_by_domain(domains, last_domain(names) if held_out is None else held_out, SHARE, seed)
 
 
 def image_data(
     files: pd.DataFrame,
     splits: Mapping[str, Domains],
     *,
-    examples: Callable[..., ImageFiles] = ImageFiles,
-    model: str = "small-cnn",
     notes: Mapping[str, str] | None = None,
     options: Mapping[str, Any],
     **about: Any,
 ) -> DomainData:
-    """Image files as :class:`~shoal.data.DomainData`; ``options`` go to ``examples``."""
-    made = examples(files, **options).in_splits(splits)
-    sample = map(made.path, np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64).tolist())
-    transparent = [p for p in sample if p.lower().endswith((".png", ".webp")) and header(p)[2]]
-    notes = dict(notes or {})
-    if transparent:
-        notes["images"] = "transparent pixels become white"
-        warnings.warn(
-            f"images such as {transparent[0]!r} have transparent pixels, which become white.", stacklevel=2
-        )
+    """Image files as :class:`~shoal.data.DomainData`; ``options`` are those of :class:`ImageFiles`."""
+    examples, notes = ImageFiles(files, **options).in_splits(splits), dict(notes or {})
+    for index in np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64).tolist():
+        path = examples.path(index)
+        if path.lower().endswith((".png", ".webp")) and has_transparency(path):
+            notes["images"] = "transparent pixels become white"
+            warnings.warn(
+                f"images such as {path!r} have transparent pixels, which become white.", stacklevel=2
+            )
+            break
     return DomainData(
-        examples=made,
+        examples=examples,
         splits=splits,
-        classes=len(made.classes),
-        input_shape=(3, made.size, made.size),
-        model=model,
+        classes=len(examples.classes),
+        input_shape=(3, examples.size, examples.size),
         notes=notes,
-        inputs=described(made.size),
-        **{"class_names": made.classes, **about},
+        inputs=described(examples.size),
+        **{"model": "small-cnn", "class_names": examples.classes, **about},
     )
 
 
@@ -503,15 +461,13 @@ def image_data(
 
 def inspect_file(path: str) -> tuple[str | None, str, bool]:
     """Why a file cannot be decoded, the SHA-1 of its content, and whether it may have transparency."""
+    digest = ""
     try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha1").hexdigest()
+        digest = _digest(path)
         decode(path)
-    except OSError as error:
-        return str(error.strerror), "", False
-    except Unreadable as error:
-        return str(error), digest, False
-    return None, digest, header(path)[2]
+    except (OSError, Unreadable) as error:
+        return str(getattr(error, "strerror", error)), digest, False
+    return None, digest, has_transparency(path)
 
 
 def inspect_files(paths: Sequence[str], workers: int, on_progress: Callable[[int], None]) -> pd.DataFrame:
@@ -532,12 +488,3 @@ def inspect_files(paths: Sequence[str], workers: int, on_progress: Callable[[int
         on_progress(count)
     found = pd.DataFrame(rows, columns=["problem", "digest", "transparent"])
     return found.assign(path=list(paths))
-
-
-def usual_size(root: str | Path) -> tuple[int, int]:
-    """The most frequent width and height of the images in ``root/domain/class``, one per class; 0 of none."""
-    need_pillow()
-    places = (Path(root, d, c) for d in subfolders(root) for c in subfolders(Path(root, d)))
-    first = (min(p for p in place.iterdir() if p.suffix.lower() in ENDINGS) for place in list(places)[:64])
-    sizes = Counter(header(str(path))[:2] for path in first)
-    return sizes.most_common(1)[0][0] if sizes else (0, 0)

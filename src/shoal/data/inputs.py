@@ -7,13 +7,13 @@ description is read here and nowhere else: ``reader(description, shape)`` gives 
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.batch import leaves, map_nest
 from shoal.data.images import BAD, ENDINGS, ToTensor, Unreadable, need_pillow
-from shoal.data.tables import Encoder, Table, as_table, ending, is_table, need_column
-from shoal.data.text import Encoding, load_tokenizer
+from shoal.data.tables import Encoder, as_table, ending, is_table, need_column
+from shoal.data.text import load_tokenizer, tokenize
 from shoal.errors import InputError, check_names
 
 TOKENIZER = "tokenizer"
@@ -71,8 +71,7 @@ class Reader:
         check_names("bad_images", [bad], BAD)
         self.description, self.shape = description, tuple(shape)
         self.bad, self.column, self.names, self.folder = bad, column, names, folder
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
+        self.notes, self.warnings = list[str](), list[str]()
 
     def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
         """The names of all examples, and a function that makes of some of them what the model takes."""
@@ -101,7 +100,7 @@ class Reader:
         what = repr(os.fspath(source)) if isinstance(source, str | Path) else f"a {type(source).__name__}"
         return InputError(f"this model takes {self.accepts}, not {what}.")
 
-    def _rows(self, table: Table) -> list[str]:
+    def _rows(self, table: Any) -> list[str]:
         """The names of the rows of a table."""
         if self.names is None:
             return [str(row + 1) for row in range(table.rows)]
@@ -144,27 +143,24 @@ class Arrays(Reader):
             raise self._refused(source)
         if self.shape and tuple(source.shape[1:]) != self.shape:
             raise InputError(f"this model takes {self.accepts}; these have shape {tuple(source.shape)}.")
-        sizes = [len(part) for part in parts]
-        if min(sizes) != max(sizes):
-            each = ", ".join(map(str, sizes))
-            raise InputError(f"the inputs have {each} examples; the numbers must be equal.")
-
-        def made(start: int, stop: int) -> Any:
-            return map_nest(lambda values: _finite(values[start:stop], start), source)
-
-        return [str(n + 1) for n in range(sizes[0])], made
+        if len({len(part) for part in parts}) > 1:
+            sizes = ", ".join(str(len(part)) for part in parts)
+            raise InputError(f"the inputs have {sizes} examples; the numbers must be equal.")
+        names = [str(n + 1) for n in range(len(parts[0]))]
+        return names, lambda start, stop: map_nest(lambda part: _finite(part[start:stop], start), source)
 
 
 def _finite(part: Any, first: int) -> Tensor:
     """Rows of an array, from number ``first`` on, as a tensor of finite numbers."""
-    if not isinstance(part, Tensor):
-        part = torch.from_numpy(np.array(part))
-        part = part.float() if part.is_floating_point() else part
-    if not bool(part.isfinite().all()):
-        row = first + int((~part.isfinite()).reshape(len(part), -1).any(1).nonzero()[0])
+    if isinstance(part, Tensor):
+        x = part
+    else:
+        x = torch.from_numpy(np.array(part))
+        x = x.float() if x.is_floating_point() else x
+    if not bool(x.isfinite().all()):
+        row = first + int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
         raise InputError(f"row {row + 1} of the input has a number that is not finite.")
-    finite: Tensor = part
-    return finite
+    return x
 
 
 class Tables(Reader):
@@ -182,14 +178,13 @@ class Tables(Reader):
         table = as_table(source)
         for name in self.encoder.names:
             need_column(name, table, f"model in {table.where}")
-        if unused := [name for name in table if name not in (*self.encoder.names, self.names)]:
+        if unused := [repr(name) for name in table if name not in (*self.encoder.names, self.names)]:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-            self.notes.append(f"columns not used: {', '.join(map(repr, unused[:5]))}{more}.")
+            self.notes.append(f"columns not used: {', '.join(unused[:5])}{more}.")
         self.warnings += (unknown := self.encoder.unknown(table).notes())
         self.notes += unknown
-        return self._rows(table), lambda start, stop: torch.from_numpy(
-            self.encoder.transform(table, np.arange(start, stop))
-        )
+        encode = self.encoder.transform
+        return self._rows(table), lambda a, b: torch.from_numpy(encode(table, np.arange(a, b)))
 
     def in_units(self, outputs: NDArray[Any]) -> NDArray[Any]:
         return self.encoder.predictions(outputs)
@@ -238,7 +233,7 @@ class Texts(Reader):
         return names or [str(n + 1) for n in range(len(texts))], lambda a, b: self._ids(texts[a:b])
 
     def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        return Encoding(self.tokenizer, self.max_tokens, self.pad_to)(texts)
+        return tokenize(self.tokenizer, texts, self.max_tokens, self.pad_to)
 
     def sample(self, count: int, seed: int = 0) -> Any:
         """Words of the tokenizer's own, up to eight per text, with another seed up to sixteen and so on."""
@@ -261,10 +256,8 @@ def offline() -> Iterator[None]:
     try:
         from huggingface_hub import constants
     except ImportError:
-        yield
-        return
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True
+        constants = SimpleNamespace(HF_HUB_OFFLINE=True)  # type: ignore[assignment]
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
     finally:
@@ -294,25 +287,21 @@ class Images(Reader):
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         need_pillow()
-        names, files = self._files(source)
-        images = _Images(files, self.to_tensor)
-        loader = DataLoader(
-            images, batch_size=batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
-        )
-        rest = iter(names)
+        images, generator = _Decoded(*self._files(source), self.to_tensor), torch.Generator()
+        loader = DataLoader(images, batch_size, num_workers=workers, collate_fn=list, generator=generator)
         for items in loader:
-            named = zip(itertools.islice(rest, len(items)), items, strict=True)
-            if batch := [(name, x) for name, x in named if self._is_sound(name, x)]:
-                yield Batch([name for name, _ in batch], torch.stack([x for _, x in batch]))
-
-    def _is_sound(self, name: str, x: Tensor | str) -> bool:
-        if isinstance(x, Tensor):
-            return True
-        if self.bad == "stop":
-            advice = "Download it again, or skip such images (bad_images: skip)"
-            raise InputError(f"the image {name!r} cannot be read ({x}). {advice}.")
-        self.notes.append(f"the image {name!r} is skipped: {x}")
-        return False
+            sound = []
+            for name, x in items:
+                if isinstance(x, Tensor):
+                    sound.append((name, x))
+                elif self.bad == "skip":
+                    self.notes.append(f"the image {name!r} is skipped: {x}")
+                else:
+                    advice = "Download it again, or skip such images (bad_images: skip)"
+                    raise InputError(f"the image {name!r} cannot be read ({x}). {advice}.")
+            if sound:
+                names, tensors = zip(*sound, strict=True)
+                yield Batch(list(names), torch.stack(tensors))
 
     def _files(self, source: Any) -> tuple[list[str], list[Any]]:
         """Names, and images of Pillow's or paths; in a folder, a name is the path from there."""
@@ -336,30 +325,29 @@ class Images(Reader):
 
     def _below(self, root: Path) -> tuple[list[str], list[str]]:
         """The images in a folder and all below it, sorted; other files are mentioned."""
-        every = [p for p in sorted(root.rglob("*")) if p.is_file()]
-        seen = [p for p in every if not any(part.startswith(".") for part in p.relative_to(root).parts)]
-        images = [path for path in seen if path.suffix.lower() in ENDINGS]
+        every = [path.relative_to(root) for path in sorted(root.rglob("[!.]*")) if path.is_file()]
+        images = [str(path) for path in every if path.suffix.lower() in ENDINGS]
         if not images:
             raise InputError(f"there is no image in {str(root)!r} or its subfolders: {', '.join(ENDINGS)}.")
-        if others := len(seen) - len(images):
+        if others := len(every) - len(images):
             self.notes.append(f"{others} files in {str(root)!r} are not images ({', '.join(ENDINGS)}).")
-        return [str(path.relative_to(root)) for path in images], [str(path) for path in images]
+        return images, [str(root / path) for path in images]
 
 
-class _Images(Dataset["Tensor | str"]):
-    """Files, or Pillow's images, as the model takes them, or why one cannot be read."""
+class _Decoded(Dataset["tuple[str, Tensor | str]"]):
+    """Files, or Pillow's images, by name: as the model takes them, or why one cannot be read."""
 
-    def __init__(self, files: Sequence[Any], to_tensor: ToTensor) -> None:
-        self.files, self.to_tensor = files, to_tensor
+    def __init__(self, names: Sequence[str], files: Sequence[Any], to_tensor: ToTensor) -> None:
+        self.names, self.files, self.to_tensor = names, files, to_tensor
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> Tensor | str:
+    def __getitem__(self, index: int) -> tuple[str, Tensor | str]:
         try:
-            return self.to_tensor(self.files[index])
+            return self.names[index], self.to_tensor(self.files[index])
         except Unreadable as error:
-            return str(error)
+            return self.names[index], str(error)
 
 
 KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Images, "table": Tables, "text": Texts}

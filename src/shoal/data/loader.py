@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.batch import InMemory, MetaBatch, collate_of, finished
-from shoal.data.sampler import BLOCK, key, planned
+from shoal.data.sampler import BLOCK, key
 from shoal.errors import InputError
 
 ITEMS = 21  # what a key is for
@@ -84,14 +84,14 @@ class MetaBatchLoader:
             kind = type(dataset).__name__
             raise InputError(f"{kind} has no __getitem__ and __len__; a map-style dataset is needed.")
         self._loader = DataLoader(
-            _Steps(dataset, collate or collate_of(dataset)),
+            _Steps(dataset, sampler, collate or collate_of(dataset), share),
             batch_size=None,
-            sampler=_Requests(sampler, start, stop, share),
-            collate_fn=_as_it_is,
+            sampler=range(start, stop),
+            collate_fn=_identity,
             num_workers=workers,
             # Of its own: a loader that begins draws a number, which must not be one of the training's.
             generator=torch.Generator(),
-            worker_init_fn=_apart_from_signals,
+            worker_init_fn=_own_session,
             persistent_workers=workers > 0,
             pin_memory=self._cuda,
         )
@@ -114,25 +114,20 @@ class MetaBatchLoader:
     def draws(self) -> Iterator[Draw]:
         """What each step takes of examples in memory, for :meth:`gather`."""
         first, every = self.share
+        device: torch.device = self.dataset.device  # type: ignore[attr-defined]
         for start in range(self.start, self.stop, BLOCK):
             numbers, indices = self.sampler.plans(start, min(start + BLOCK, self.stop))
-            if isinstance(indices, np.ndarray):
-                yield from self._draws(start, numbers, indices[:, :, first::every])
-                continue
-            for n, rows in enumerate(indices):  # steps of different sizes
-                own = None if numbers is None else numbers[n : n + 1]
-                yield from self._draws(start + n, own, rows[None, :, first::every])
-
-    def _draws(self, start: int, numbers: NDArray[Any] | None, indices: NDArray[Any]) -> Iterator[Draw]:
-        steps, slots, size = indices.shape
-        blocks = np.broadcast_to(np.arange(slots), (steps, slots)) if numbers is None else numbers
-        number = np.arange(start, start + steps)[:, None]
-        plan = np.concatenate([indices.reshape(steps, -1), np.repeat(blocks, size, axis=1), number], axis=1)
-        tensor, device = torch.from_numpy(plan), self.dataset.device  # type: ignore[attr-defined]
-        if device.type == "cuda":
-            tensor = tensor.pin_memory().to(device, non_blocking=True)
-        for row in tensor.unbind():
-            yield Draw(row, (size,) * slots)
+            parts = [indices] if isinstance(indices, np.ndarray) else [rows[None] for rows in indices]
+            for part in parts:  # of steps that are all of the same size
+                rows = part[:, :, first::every]
+                steps, slots, size = rows.shape
+                blocks = np.broadcast_to(np.arange(slots), (steps, slots)) if numbers is None else numbers
+                number = np.arange(start, start + steps)[:, None]
+                columns = [rows.reshape(steps, -1), np.repeat(blocks, size, axis=1), number]
+                plan, start = torch.from_numpy(np.concatenate(columns, axis=1)), start + steps
+                if device.type == "cuda":
+                    plan = plan.pin_memory().to(device, non_blocking=True)
+                yield from (Draw(row, (size,) * slots) for row in plan.unbind())
 
     def gather(self, draw: Draw) -> MetaBatch:
         """The examples of a step, in memory."""
@@ -197,52 +192,29 @@ class Draw(NamedTuple):
         return self.domain[:: self.sizes[0]]
 
 
-class _Request(NamedTuple):
-    """One step: a key for each block, their domains, the examples, and which share of each block they are."""
-
-    seeds: list[int]
-    blocks: NDArray[np.int64]
-    rows: list[list[int]]
-    share: tuple[int, int]
-
-
-class _Requests:
-    """The steps as requests, made lazily in the main process."""
-
-    def __init__(self, sampler: Any, start: int, stop: int, share: tuple[int, int]) -> None:
-        self.sampler, self.start, self.stop, self.share = sampler, start, stop, share
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __iter__(self) -> Iterator[_Request]:
-        first, every = self.share
-        for step, (numbers, rows) in enumerate(planned(self.sampler, self.start, self.stop), self.start):
-            blocks = np.arange(len(rows))
-            seeds = key(self.sampler.seed, ITEMS, step, blocks).tolist()
-            yield _Request(
-                seeds, blocks if numbers is None else numbers, rows[:, first::every].tolist(), self.share
-            )
-
-
 class _Steps(Dataset[Any]):
-    """Answers a request with x, y and perhaps weights, under random numbers that the request determines.
+    """Of a step x, y and perhaps weights, under random numbers of their own, and the domains of its blocks.
 
     Wrong data are an answer too: the main process raises the error.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset, self.collate = dataset, collate
+    def __init__(
+        self, dataset: Any, sampler: Any, collate: Callable[[list[Any]], Any], share: tuple[int, int]
+    ) -> None:
+        self.dataset, self.sampler, self.collate, self.share = dataset, sampler, collate, share
 
-    def __getitem__(self, request: _Request) -> tuple[Any, NDArray[Any]]:
-        items: list[Any] = []
+    def __getitem__(self, step: int) -> tuple[Any, NDArray[Any]]:
+        numbers, indices = self.sampler.plans(step, step + 1)
+        first, every = self.share
+        rows, places = indices[0][:, first::every].tolist(), np.arange(len(indices[0]))
+        seeds = key(self.sampler.seed, ITEMS, step, places).tolist()
+        blocks = places if numbers is None else numbers[0]
         try:
             with seeded(0):
-                for seed, rows in zip(request.seeds, request.rows, strict=True):
-                    items += self._block(seed + request.share[0], rows, request.share[1])
-                return self._collated(items), request.blocks
+                read = (self._block(s + first, r, every) for s, r in zip(seeds, rows, strict=True))
+                return self._collated([item for items in read for item in items]), blocks
         except InputError as error:
-            return error, request.blocks
+            return error, blocks
 
     def _block(self, seed: int, rows: list[int], every: int) -> list[Any]:
         several = getattr(self.dataset, "__getitems__", None)
@@ -272,25 +244,24 @@ class _Steps(Dataset[Any]):
             why = str(error).partition("\n")[0]
             advice = "make them the same shape, or give the dataset a method `collate`"
             raise InputError(f"the examples of a batch do not fit together ({why}); {advice}.") from error
-        several = isinstance(parts, (list, tuple))
-        if several and (len(parts) == 2 or (len(parts) == 3 and _is_weight(parts[2]))):
-            return parts
-        got = f"{len(parts)} parts" if several else type(parts).__name__
+        if isinstance(parts, (list, tuple)) and len(parts) in (2, 3):
+            weight = parts[2] if len(parts) == 3 else None
+            if weight is None or (
+                isinstance(weight, Tensor) and weight.ndim == 1 and weight.is_floating_point()
+            ):
+                return parts
+        got = f"{len(parts)} parts" if isinstance(parts, (list, tuple)) else type(parts).__name__
         raise InputError(
             f"an item of the dataset must be a pair (x, y), but there came {got}; a third part is a "
             "sample weight, one floating number."
         )
 
 
-def _is_weight(values: Any) -> bool:
-    return isinstance(values, Tensor) and values.ndim == 1 and values.is_floating_point()
-
-
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _apart_from_signals(worker: int) -> None:
+def _own_session(worker: int) -> None:
     """Ctrl-C and signals to the whole group leave the main process its workers to end a step with."""
     if hasattr(os, "setsid"):
         os.setsid()

@@ -20,6 +20,7 @@ Seed = Annotated[int, Range(-(2**127), 2**127)]  # of a run, hashed, so that any
 Position = Annotated[int, Range(0)]
 Words = NDArray[np.uint64]
 
+BLOCK = 64  # steps that are planned in one call
 ROUNDS, SMALL = 8, 32  # with 6 rounds, or a smaller SMALL, pairs of positions are visibly dependent
 DEAL, ORDER, EXAMPLES, POOLED, BY_SIZE, REGROUP = range(1, 7)  # what a key is for
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -93,9 +94,7 @@ def _rounds(round_keys: Words, a: Words, b: Words, values: Words) -> Words:
         word = (source + round_key) * MIX1
         word = (word ^ (word >> S32)) * MIX2
         target += ((word >> S32) * size) >> S32  # the upper 32 bits, scaled to [0, size)
-        np.minimum(
-            target, target - size, out=target
-        )  # mod size: below it the difference wraps to a huge number
+        np.minimum(target, target - size, out=target)  # mod size: a negative difference is a huge number
     return left * b + right
 
 
@@ -170,13 +169,9 @@ class DomainBatchSampler(Sampler[list[int]]):
                 f"domains_per_step={self.domains_per_step} but there are {count} domains, and a step takes "
                 f"distinct ones; it must be at most {count}."
             )
-        self._pool = self.domains.examples() if draw == "pooled" or steps is None else None
-        if steps is None:
-            assert self._pool is not None
-            steps = math.ceil(len(self._pool) / (self.domains_per_step * self.batch_size))
-        if draw != "pooled":
-            self._pool = None
-        self.steps = steps
+        examples = self.domains.examples() if draw == "pooled" or steps is None else np.arange(0)
+        self._pool = examples if draw == "pooled" else None
+        self.steps = steps or math.ceil(len(examples) / (self.domains_per_step * self.batch_size))
         self._next, self._batch = 0, 0
         self._step_is_set = False  # by set_step
 
@@ -197,7 +192,10 @@ class DomainBatchSampler(Sampler[list[int]]):
             pieces: number of consecutive pieces of each batch, for a training loop that accumulates gradients
                 over as many batches. A piece of a mixed batch has examples of all S domains.
         """
-        self.share, self.pieces = _checked_share(share), pieces
+        if len(share) != 2 or not 0 <= share[0] < share[1]:
+            right = "(process, processes), counted from 0, such as (0, 2)"
+            raise InputError(f"share={share}; it must be {right}.")
+        self.share, self.pieces = share, pieces
         if self.batch_size % (parts := self.share[1] * self.pieces):
             raise InputError(
                 f"batch_size={self.batch_size} cannot be cut into {parts} equal parts ({self.share[1]} "
@@ -320,33 +318,14 @@ class DomainBatchSampler(Sampler[list[int]]):
         first, skipped = self._next, self._batch
         self._next, self._batch, self._step_is_set = (first // self.steps + 1) * self.steps, 0, False
         index, every = self.share
-        steps = (rows for _, rows in planned(self, first, self._next))  # each (S, B)
+        blocks = (self.plans(k, min(k + BLOCK, self._next)) for k in range(first, self._next, BLOCK))
+        steps = (rows for _, indices in blocks for rows in indices)  # each (S, B)
         batches = (batch for rows in steps for batch in np.split(rows, self.batches_per_step))
         parts = (batch[:, index::every] for batch in islice(batches, skipped, None))
         return (piece.ravel().tolist() for part in parts for piece in np.split(part, self.pieces, axis=1))
 
     def __len__(self) -> int:
         return self.steps * self.batches_per_step * self.pieces
-
-
-BLOCK = 64
-"""Steps that are planned in one call."""
-
-
-def planned(sampler: Any, start: int, stop: int) -> Iterator[tuple[NDArray[np.int64] | None, Any]]:
-    """The domains (S,), or ``None``, and the indices (S, B) of each step, planned in blocks."""
-    for first in range(start, stop, BLOCK):
-        numbers, indices = sampler.plans(first, min(first + BLOCK, stop))
-        for n, rows in enumerate(indices):
-            yield None if numbers is None else numbers[n], rows
-
-
-def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
-    if len(share) != 2 or not 0 <= share[0] < share[1]:
-        raise InputError(
-            f"share={tuple(share)}; it must be (process, processes), counted from 0, such as (0, 2)."
-        )
-    return share[0], share[1]
 
 
 class WithDomain(Dataset[Any]):
@@ -391,7 +370,7 @@ class WithDomain(Dataset[Any]):
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Any:
-        return self._with_domain(self.dataset[index], index)
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several items at once, which is faster with Hugging Face datasets; called by ``DataLoader``."""

@@ -77,7 +77,16 @@ def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domain
     if not 0 < share < 1:
         raise InputError(f"must be between 0 and 1, such as 0.2, got {share!r}.", "share")
     assigning = assigning_entries(domains)
-    held = _share_of_each(domains, assigning, share, seed)
+    counts = np.add.reduceat(assigning, domains.offsets[:-1], dtype=np.int64)
+    order = permute(key(seed, ORDER), len(domains), np.arange(len(domains)))
+    total = np.floor(np.cumsum(share * counts[order]) + 0.5).astype(np.int64)
+    wanted = np.empty_like(counts)
+    wanted[order] = np.diff(total, prepend=0)
+    wanted = np.minimum(wanted, np.maximum(counts - 1, 0))
+    d = np.repeat(np.arange(len(domains)), counts)
+    place = np.arange(len(d)) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = np.zeros(len(assigning), dtype=bool)
+    held[np.flatnonzero(assigning)] = permute(key(seed, HOLD_OUT, d), counts[d], place) < wanted[d]
     if not assigning.all():
         held = np.isin(domains.indices, domains.indices[held])
         # Where overlaps took all of a domain, its first example is given back, in all domains.
@@ -96,40 +105,22 @@ def assigning_entries(domains: Domains) -> NDArray[np.bool_]:
     rank = np.empty(len(domains), dtype=np.int64)
     rank[np.argsort(domains.sizes, kind="stable")] = np.arange(len(domains))
     order = np.lexsort((np.repeat(rank, domains.sizes), domains.indices))
-    ordered = domains.indices[order]
     assigning = np.empty(len(order), dtype=bool)
-    assigning[order] = np.diff(ordered, prepend=-1) > 0
+    assigning[order] = np.diff(domains.indices[order], prepend=-1) > 0
     return assigning
 
 
-def _share_of_each(
-    domains: Domains, assigning: NDArray[np.bool_], share: float, seed: int
-) -> NDArray[np.bool_]:
-    """Entries held out among the ``assigning`` ones: ``share`` of each domain's, never all of them."""
-    counts = np.add.reduceat(assigning, domains.offsets[:-1], dtype=np.int64)
-    order = permute(key(seed, ORDER), len(domains), np.arange(len(domains)))
-    total = np.floor(np.cumsum(share * counts[order]) + 0.5).astype(np.int64)
-    wanted = np.empty_like(counts)
-    wanted[order] = np.diff(total, prepend=0)
-    wanted = np.minimum(wanted, np.maximum(counts - 1, 0))
-    d = np.repeat(np.arange(len(domains)), counts)
-    place = np.arange(len(d)) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = np.zeros(len(assigning), dtype=bool)
-    held[np.flatnonzero(assigning)] = permute(key(seed, HOLD_OUT, d), counts[d], place) < wanted[d]
-    return held
-
-
 def split(
-    domains: Domains, held_out: Sequence[str], share: float, seed: int, entities: NDArray[Any] | None = None
+    domains: Domains, held_out: Names, share: float, seed: int, entities: NDArray[Any] | None = None
 ) -> dict[str, Domains]:
-    """The domains ``held_out`` (``[]``: none) as test, and a ``share`` of every other one as validation.
+    """The domains ``held_out`` as test, and a ``share`` of every other one as validation.
 
     ``entities`` says which entity each example is of: all examples of one are on the same side, and none that
     is in a held-out domain too is trained on.
     """
     rest, result = domains, {}
-    if len(held_out):
-        rest, result["test"] = hold_out_domains(domains, held_out_names(held_out, domains.names))
+    if names := held_out_names(held_out, domains.names):
+        rest, result["test"] = hold_out_domains(domains, names)
     if entities is None:
         train, validation = hold_out_examples(rest, share, seed)
         return {"train": train, "validation": validation, **result}
@@ -145,15 +136,13 @@ def split(
 
 
 def _without(domains: Domains, lost: NDArray[np.bool_]) -> Domains:
-    """``domains`` without entries whose entity is in a held-out domain too, which is said."""
+    """``domains`` without the entries whose entity is in a held-out domain too, with a warning."""
     if lost.all():
         raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
     counts = np.add.reduceat(lost, domains.offsets[:-1], dtype=np.int64)
-    each = [f"{counts[d]:,} of {domains.sizes[d]:,} of {domains.names[d]!r}" for d in np.flatnonzero(counts)]
-    if each:
-        more = f" and {len(each) - 5} more domains" if len(each) > 5 else ""
-        message = "not used, because the same entity (group) is in the held-out domain: "
-        warnings.warn(f"{message}{', '.join(each[:5])}{more}", stacklevel=4)
+    if each := [f"{counts[d]:,} of {domains.sizes[d]:,} of {domains.names[d]}" for d in counts.nonzero()[0]]:
+        message = "not used, because the same entity (group) is in the held-out domain"
+        warnings.warn(f"{message}: {_some(each)}", stacklevel=4)
     return domains.filter(~lost)
 
 
@@ -163,29 +152,40 @@ def split_notes(
     """What a reader of the results must know; ``labels`` are numbers of classes, if they are known."""
     notes = {}
     if small := [n for n in splits["train"].names if n not in splits["validation"].names]:
-        notes["domains"] = f"too small for validation examples: {_some(small)}"
+        notes["domains"] = f"too small for validation examples: {_some(map(repr, small))}"
     if "test" in splits and class_names and labels is not None:
         seen, tested = (set(labels[splits[name].indices].tolist()) for name in ("train", "test"))
-        if unseen := [class_names[c] for c in sorted(tested - seen)]:
+        if unseen := [repr(class_names[c]) for c in sorted(tested - seen)]:
             notes["test"] = f"it has classes without training examples: {_some(unseen)}"
     return notes
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+def _some(names: Iterable[str]) -> str:
+    first = list(names)
+    return ", ".join(first[:5]) + (", …" if len(first) > 5 else "")
 
 
-def domain_names(names: Names) -> list[str]:
-    """Names of domains as a list of text: 3.0 is the domain 3."""
+def held_out_names(names: Names, known: Sequence[str]) -> list[str]:
+    """The domains to hold out, none, one or several, by name: 3.0 is the domain 3."""
     if names is None:
         return []
-    one = isinstance(names, (str, int, float, np.number))
-    several = [names] if one else listed(names, "names of domains")
+    several = [names] if isinstance(names, (str, int, float, np.number)) else listed(names, "held_out")
+    found = []
     for name in several:
         if not isinstance(name, (str, int, float, np.number, np.bool_)) or name != name:
-            raise InputError(f"names of domains must be strings or numbers, got {shown(names)}.")
-    whole = [isinstance(n, (float, np.floating)) and n == n // 1 for n in several]
-    return [str(int(n)) if w else str(n) for n, w in zip(several, whole, strict=True)]
+            raise InputError(f"must be names of domains, got {shown(names)}.", "held_out")
+        whole = isinstance(name, (float, np.floating)) and name == name // 1
+        found.append(str(int(name)) if whole else str(name))
+    found = list(dict.fromkeys(found))
+    if unknown := [name for name in found if name not in known]:
+        raise unknown_name("domain", unknown[0], known, "held_out")
+    if found and len(known) < 2:
+        message = f"there is only one domain, {known[0]!r}; holding it out leaves nothing to train on."
+        raise InputError(message, "held_out")
+    if len(found) == len(known):
+        message = f"all {len(known)} domains are held out; nothing is left to train on."
+        raise InputError(message, "held_out")
+    return found
 
 
 def last_domain(names: Iterable[str]) -> str:
@@ -194,7 +194,6 @@ def last_domain(names: Iterable[str]) -> str:
     >>> last_domain(["1", "10", "9"]), last_domain(["site9", "site10"]), last_domain(["oslo", "rome"])
     ('10', 'site10', 'rome')
     """
-
     return max(names, key=natural_key)
 
 
@@ -202,17 +201,3 @@ def natural_key(name: str) -> list[str | int]:
     """What sorts names in natural order; a sign counts at the start only."""
     pieces = re.split(r"(^[+-]?[0-9]+|[0-9]+)", name)  # texts and numbers alternate
     return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
-
-
-def held_out_names(held_out: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """The domains to hold out, none, one or several, checked against those that there are."""
-    names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(map(str, held_out)))
-    if unknown := [name for name in names if name not in known]:
-        raise unknown_name("domain", unknown[0], known, "held_out")
-    if names and len(known) < 2:
-        message = f"there is only one domain, {known[0]!r}; holding it out leaves nothing to train on."
-        raise InputError(message, "held_out")
-    if len(names) == len(known):
-        message = f"all {len(known)} domains are held out; nothing is left to train on."
-        raise InputError(message, "held_out")
-    return names

@@ -36,23 +36,20 @@ def from_hub(what: str, name: str, read: Callable[..., T]) -> T:
 
     Code that comes with them is not executed. Whatever is wrong with them is an InputError.
     """
-    name = str(Path(name).expanduser()) if is_folder(name) else name
+    advice = "; a folder with config.json, weights and tokenizer can be given instead"
+    if is_folder(name):
+        name, advice = str(Path(name).expanduser()), ""
     try:
         try:
             return read(name, trust_remote_code=False, local_files_only=True)
         except OSError:
-            if is_folder(name):
+            if not advice:
                 raise
             return read(name, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit, InputError):
         raise
     except BaseException as error:  # tokenizers panics, which is no Exception
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        advice = (
-            ""
-            if is_folder(name)
-            else "; a folder with config.json, weights and tokenizer can be given instead"
-        )
         raise InputError(f"the {what} of {name!r} cannot be loaded ({first[:200]}){advice}.") from error
 
 
@@ -73,8 +70,22 @@ def load_tokenizer(name: str) -> Any:
     return from_hub("tokenizer", name, read)
 
 
+def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int, pad_to: int | str) -> dict[str, Tensor]:
+    """Token ids and a mask that is 0 at padding, (B, L) each; the same in training and prediction."""
+    filler = int(tokenizer.pad_token_id or 0)
+    found = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+    rows = [ids or [filler] for ids in found]  # a model cannot attend to nothing
+    length = max_tokens
+    if pad_to != "max":
+        longest, multiple = max(map(len, rows)), int(pad_to)
+        length = max(longest, min(max_tokens, -(-longest // multiple) * multiple))
+    ids = torch.tensor([row + [filler] * (length - len(row)) for row in rows])
+    mask = torch.arange(length) < torch.tensor(list(map(len, rows)))[:, None]
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
 class TextExamples(Examples):
-    """Text and labels; :meth:`collate` makes of a batch token ids, and a mask that is 0 at padding.
+    """Text and labels; :meth:`collate` tokenises a batch.
 
     Args:
         texts: the texts, such as a list or a column of a dataset of Hugging Face; empty ones are allowed.
@@ -84,7 +95,6 @@ class TextExamples(Examples):
         max_tokens: what is longer is cut off.
         pad_to: batches are padded to a multiple of this, or with ``"max"`` all to ``max_tokens``: steps then
             all have the same shapes.
-        metadata: further numbers of each text.
     """
 
     @checked
@@ -96,12 +106,11 @@ class TextExamples(Examples):
         tokenizer: str,
         max_tokens: MaxTokens = 512,
         pad_to: PadTo = MULTIPLE,
-        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         if len(texts) != len(labels):
             raise InputError(f"there are {len(texts)} texts and {len(labels)} labels; give one for each.")
         self.texts, self.labels, self.tokenizer = texts, np.asarray(labels), tokenizer
-        self.max_tokens, self.pad_to, self.metadata = max_tokens, pad_to, dict(metadata or {})
+        self.max_tokens, self.pad_to = max_tokens, pad_to
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -113,39 +122,22 @@ class TextExamples(Examples):
         return str(self.texts[int(index)] or ""), self.labels[index].item()
 
     @cached_property
-    def encode(self) -> Callable[[Sequence[str]], dict[str, Tensor]]:
+    def loaded(self) -> Any:
+        """The tokenizer itself."""
+        return load_tokenizer(self.tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Texts as a batch of token ids and their mask."""
-        return Encoding(load_tokenizer(self.tokenizer), self.max_tokens, self.pad_to)
+        return tokenize(self.loaded, texts, self.max_tokens, self.pad_to)
 
     def collate(self, items: Sequence[tuple[str, Any]]) -> tuple[dict[str, Tensor], Tensor]:
         texts, labels = zip(*items, strict=True)
         return self.encode(texts), torch.tensor(labels)
 
 
-class Encoding:
-    """From texts to token ids and a mask, (B, L) each, with the same arguments in training and prediction."""
-
-    def __init__(self, tokenizer: Any, max_tokens: int, pad_to: int | str) -> None:
-        self.tokenizer, self.max_tokens, self.pad_to = tokenizer, max_tokens, pad_to
-
-    def __call__(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        filler = int(self.tokenizer.pad_token_id or 0)
-        found = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
-        rows = [ids or [filler] for ids in found]  # a model cannot attend to nothing
-        length = max(map(len, rows))
-        if self.pad_to == "max":
-            length = self.max_tokens
-        else:
-            multiple = int(self.pad_to)
-            length = max(length, min(self.max_tokens, -(-length // multiple) * multiple))
-        ids = torch.tensor([row + [filler] * (length - len(row)) for row in rows])
-        mask = torch.arange(length) < torch.tensor(list(map(len, rows)))[:, None]
-        return {"input_ids": ids, "attention_mask": mask.long()}
-
-
 def described(
     tokenizer: str, max_tokens: int, pad_to: int | str = MULTIPLE, column: str = ""
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """How a text becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
     result = {"kind": "text", "tokenizer": str(tokenizer), "max_tokens": max_tokens, "pad_to": pad_to}
     return {**result, "column": column} if column else result

@@ -125,7 +125,6 @@ def declared(path: Path) -> SimpleNamespace:
         augment: bool = True,
         bad: Literal["stop", "skip"] = "stop",
         augment_validation: bool = False,
-        augment_on: Literal["cpu", "device"] | None = None,
     ) -> DomainData:
         """A published dataset with one domain held out, or several.
 
@@ -136,7 +135,7 @@ def declared(path: Path) -> SimpleNamespace:
         held_out_names(held_out, list(layout.domains))
         files = layout.read(folder)
         options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
-        options |= {"augment_validation": augment_validation, "augment_on": augment_on}
+        options["augment_validation"] = augment_validation
         return image_data(files, split_files(files, held_out, seed), options=options)
 
     def find(folder: Path) -> Path | None:

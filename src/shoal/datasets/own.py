@@ -40,7 +40,6 @@ def load_folder(
     augment: bool = True,
     bad: Literal["stop", "skip"] = "stop",
     augment_validation: bool = False,
-    augment_on: Literal["cpu", "device"] | None = None,
     splits_are_domains: bool = False,
 ) -> DomainData:
     """Read the images below ``folder``; the classes are those of all domains together, sorted by name.
@@ -57,15 +56,13 @@ def load_folder(
         bad: ``stop`` at an image that cannot be read, or ``skip`` it.
         augment_validation: whether the training domains are scored on images changed in the same way, as in
             DomainBed; each image always alike.
-        augment_on: where colours change: on the CPU, as in DomainBed, or on the device, a batch at a time; by
-            default on CUDA where the memory format is ``auto``, else on the CPU.
         splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
     root = needed("image-folder", "folder", folder, "your own images")
     files = read_folders(root, {name: [name] for name in domain_folders(root, splits_are_domains)})
     _need_classes(files, str(root))
     options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
-    options |= {"augment_validation": augment_validation, "augment_on": augment_on}
+    options["augment_validation"] = augment_validation
     return image_data(files, split_files(files, held_out, seed, copies=False), options=options)
 
 

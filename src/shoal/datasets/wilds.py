@@ -433,13 +433,6 @@ class Villages(Examples):
     def path(self, index: int) -> str:
         return self.path_of.format(row=index)
 
-    def problem(self, index: int) -> str | None:
-        try:
-            self._bands(index)
-        except Exception as error:
-            return repr(error)
-        return None
-
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same images in other splits: those of ``"train"`` are mirrored."""
         same = copy.copy(self)

@@ -169,7 +169,7 @@ def _term_counts(examples: TextExamples) -> Any:
         rows.append(start + row)
         tokens.append(found["input_ids"][row, place])
     places = torch.cat(rows).numpy(), torch.cat(tokens).numpy()
-    shape = len(examples), len(examples.encode.tokenizer)  # type: ignore[attr-defined]
+    shape = len(examples), len(examples.loaded)
     return csr_matrix((np.ones(len(places[0]), np.float32), places), shape)
 
 

@@ -113,12 +113,8 @@ def prepare(
         if not isinstance(model.features, Backbone):
             raise InputError("requires a timm model.", "freeze_backbone")
         data = replace(data, examples=features_of(data, model, where, bool(progress)))
-    elif isinstance(data.examples, ImageFiles):
-        # Images of pretrained models are normalised and recoloured on a GPU.
-        fast = where.type == "cuda" and (config.weights or models.names_weights(name))
-        usual = "device" if fast and config.memory_format != "contiguous" else "cpu"
-        if (data.examples.augment_on or usual) == "device":
-            data = replace(data, examples=data.examples.on_device())
+    elif where.type == "cuda" and isinstance(data.examples, ImageFiles):
+        data = replace(data, examples=data.examples.on_device())
     chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
     whole = complete(**{**chosen, "device": device, "progress": progress, **(options or {})})
     return Job(config.algorithm, model, data, whole, label=config.name)

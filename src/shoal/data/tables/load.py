@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
-from shoal.data.splits import SHARE, Names, domain_names, split, split_notes
+from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.data.tables import audit
 from shoal.data.tables.cells import Format
 from shoal.data.tables.encode import Encoder
@@ -117,7 +117,7 @@ def from_table(
     target, domains, roles = content.target, content.domains, content.roles
     assert target is not None
     assert domains is not None
-    splits = split(domains, domain_names(held_out), validation, seed, content.entities)
+    splits = split(domains, held_out, validation, seed, content.entities)
     train = splits["train"].examples()
     about = {**roles, "name": label, "task": target.task, **target.scaling(train)}
     about |= {} if target.names else {"how": vars(content.written)}
