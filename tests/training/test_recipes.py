@@ -182,7 +182,7 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.scale = nn.Linear(4, 2).double(), nn.Parameter(torch.ones(2).double())
+        self.layer, self.scale = nn.Linear(4, 2).double(), nn.Parameter(2 * torch.ones(2).double())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.scale

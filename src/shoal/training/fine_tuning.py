@@ -39,43 +39,39 @@ class Rates:
     """
 
     def __init__(self, optimizer: Optimizer, options: FitOptions, model: nn.Module, head: nn.Module) -> None:
-        self.optimizer = optimizer
-        self.base = _rate(optimizer.param_groups[0])
+        if any("lr" not in group for group in optimizer.param_groups):
+            raise InputError(
+                "has groups of parameters without an 'lr', for head_lr and layer_decay.", "optimizer"
+            )
+        self.optimizer, self.base = optimizer, float(optimizer.param_groups[0]["lr"])
         levels, own = depths(model, head), set(head.parameters())
-
-        def rate(p: nn.Parameter, usual: float) -> float:
-            if options["head_lr"] is not None and p in own:
-                return options["head_lr"]
-            return usual * (options["layer_decay"] or 1.0) ** levels.get(p, 0)
-
         groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:
             parts: dict[float, list[nn.Parameter]] = {}
             for p in group["params"]:
-                parts.setdefault(rate(p, _rate(group)), []).append(p)
-            groups += [{**group, "params": params, "lr": lr} for lr, params in parts.items()]
+                rate = float(group["lr"]) * (options["layer_decay"] or 1.0) ** levels.get(p, 0)
+                if options["head_lr"] is not None and p in own:
+                    rate = options["head_lr"]
+                parts.setdefault(rate, []).append(p)
+            groups += [{**group, "params": params, "lr": rate} for rate, params in parts.items()]
         optimizer.param_groups = groups
-        self.first = [_rate(group) for group in groups]
+        self.first = [group["lr"] for group in groups]
 
     @property
     def now(self) -> float:
         """The learning rate of what has none of its own."""
-        return self.base * (_rate(self.optimizer.param_groups[0]) / self.first[0])
+        return self.base * (float(self.optimizer.param_groups[0]["lr"]) / self.first[0])
 
     def check(self, schedule: LRScheduler | None) -> None:
         """Refuses a schedule that gives all parts the same learning rate."""
-        factors = [_rate(g) / lr for g, lr in zip(self.optimizer.param_groups, self.first, strict=True)]
+        now = [float(group["lr"]) for group in self.optimizer.param_groups]
+        factors = [lr / first for lr, first in zip(now, self.first, strict=True)]
         if schedule is not None and not all(math.isclose(f, factors[0], rel_tol=1e-6) for f in factors):
             raise InputError(
-                f"schedule: {type(schedule).__name__} sets learning rates itself, whatever head_lr and "
-                "layer_decay say; use one that multiplies them, such as CosineAnnealingLR or LambdaLR."
+                f"{type(schedule).__name__} sets learning rates itself, whatever head_lr and layer_decay "
+                "say; use one that multiplies them, such as CosineAnnealingLR or LambdaLR.",
+                "schedule",
             )
-
-
-def _rate(group: dict[str, Any]) -> float:
-    if "lr" not in group:
-        raise InputError("head_lr and layer_decay need an optimizer whose groups of parameters have an 'lr'.")
-    return float(group["lr"])
 
 
 class L2SP(nn.Module):
@@ -91,24 +87,21 @@ class L2SP(nn.Module):
 
     def __init__(self, model: nn.Module, head: nn.Module, alpha: float) -> None:
         super().__init__()
-        self.alpha = alpha
+        self.alpha, self._head = alpha, set(head.parameters())
         self._weights = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-        own = set(head.parameters())
         for n, p in enumerate(self._weights):
-            self.register_buffer(f"start_{n}", torch.zeros_like(p) if p in own else p.detach().clone())
-        self._pretrained = [(p, f"start_{n}") for n, p in enumerate(self._weights) if p not in own]
+            self.register_buffer(f"start_{n}", torch.zeros_like(p))
+        self.begin()
 
     @torch.no_grad()
     def begin(self) -> None:
         """The weights are those to stay close to."""
-        for p, name in self._pretrained:
-            getattr(self, name).copy_(p)
+        for p, start in zip(self._weights, self.buffers(), strict=True):
+            if p not in self._head:
+                start.copy_(p)
 
     def added(self, params: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> list[Tensor]:
         """To the gradients of ``params``, which stay as they are."""
-        found, place = list(gradients), {p: n for n, p in enumerate(params)}
         start = dict(zip(self._weights, self.buffers(), strict=True))
-        for p in self._weights if self.alpha else ():
-            if p in place:
-                found[place[p]] = found[place[p]] + self.alpha * (p.detach() - start[p])
-        return found
+        pairs = zip(params, gradients, strict=True)
+        return [g + self.alpha * (p.detach() - start[p]) if p in start else g for p, g in pairs]

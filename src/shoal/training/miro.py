@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from shoal.models.calling import call
 from shoal.models.feature_model import FeatureModel
 from shoal.models.layers import find_layers
 from shoal.penalties import miro
+from shoal.training.evaluate import evaluating
 
 LAYERS = 5
 """The most layers whose features are compared: with ResNet the stem and the four stages."""
@@ -75,12 +76,13 @@ class Miro(nn.Module):
 
     def own_rate(self, optimizer: Optimizer) -> None:
         """Gives the variances their learning rate, in a group of parameters of their own."""
-        own = set(self.variances)
-        for group in list(optimizer.param_groups):
-            if mine := [p for p in group["params"] if p in own]:
-                group["params"] = [p for p in group["params"] if p not in own]
-                optimizer.param_groups.append({**group, "params": mine, "lr": RATE * group["lr"]})
-        optimizer.param_groups[:] = [g for g in optimizer.param_groups if g["params"]]
+        own, groups = set(self.variances), list[dict[str, Any]]()
+        for group in optimizer.param_groups:
+            mine = [p for p in group["params"] if p in own]
+            rest = [p for p in group["params"] if p not in own]
+            groups += [{**group, "params": rest}] if rest else []
+            groups += [{**group, "params": mine, "lr": RATE * group["lr"]}] if mine else []
+        optimizer.param_groups = groups
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -96,12 +98,9 @@ class Miro(nn.Module):
                 self._found.append((len(found[self.names[0]]), torch.stack(parts).sum()))
             found.clear()
 
-        with _outputs(trained, self.names) as found:
-            handle = trained.register_forward_hook(after, with_kwargs=True)
-            try:
-                yield
-            finally:
-                handle.remove()
+        hook = trained.register_forward_hook(after, with_kwargs=True)
+        with hook, _outputs(trained, self.names) as found:
+            yield
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -123,14 +122,13 @@ class Miro(nn.Module):
 
 def _layer_outputs(model: nn.Module, head: nn.Module, x: Any) -> dict[str, Tensor]:
     """What each layer below the head returns: its last part whose output is not pooled, or the last."""
-    parts = find_layers(model, head).layers
-    mode = model.training
-    with torch.no_grad(), _outputs(model, [name for names in parts for name in names]) as found:
-        call(model.eval(), x)
-    model.train(mode)
+    layers = find_layers(model, head).layers
+    every = [name for layer in layers for name in layer]
+    with torch.no_grad(), evaluating(model), _outputs(model, every) as found:
+        call(model, x)
     chosen = []
-    for names in parts:
-        seen = [name for name in names if name in found]
+    for layer in layers:
+        seen = [name for name in layer if name in found]
         chosen += ([name for name in seen if found[name][0, 0].numel() > 1] or seen)[-1:]
     return {name: found[name] for name in chosen}
 
@@ -151,12 +149,8 @@ def _outputs(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tens
         if first is not None and first.ndim > 1:
             found[name] = first
 
-    handles = [
-        module.get_submodule(name).register_forward_hook(lambda m, x, y, name=name: record(name, y))
-        for name in names
-    ]
-    try:
+    with ExitStack() as stack:
+        for name in names:
+            layer = module.get_submodule(name)
+            stack.enter_context(layer.register_forward_hook(lambda m, x, y, name=name: record(name, y)))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
