@@ -68,13 +68,13 @@ Forward = Callable[[MetaBatch], Outputs]
 class Engine(Protocol):
     """What an algorithm trains with; :class:`shoal.training.engine.Engine` is the one that does it.
 
-    ``params`` is what the optimizer trains; a gradient is a list with one tensor for each. ``share`` is the
-    fraction of every block that this process has, 1 where it is alone.
+    ``params`` is what the optimizer trains; a gradient is a list with one tensor for each. ``alone`` says
+    that no other process has a part of the batches.
     """
 
     params: list[Tensor]
     optimizer: Optimizer
-    share: float
+    alone: bool
 
     def forward(self, batch: MetaBatch, part: nn.Module | None = None) -> Outputs:
         """A forward pass of the model, or a part of it, in the precision of the training; outputs in fp32."""
@@ -88,10 +88,10 @@ class Engine(Protocol):
         """The gradient of any objective, which gets the outputs of the whole meta-batch."""
 
     def gather(self, out: Outputs) -> Outputs:
-        """The outputs of the whole meta-batch, without a graph, of which each process has a part."""
+        """The outputs of the whole meta-batch, of which each process has a part."""
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Means over processes, weighted by how many examples each holds."""
+        """Means over processes."""
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """What the first process has, in all of them: for random numbers that must be the same."""

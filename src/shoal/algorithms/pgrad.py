@@ -41,7 +41,7 @@ class PGrad(Algorithm):
     directions: Annotated[int, Range(1)] = 4
 
     def step(self, batch: MetaBatch, engine: Engine, step: Step) -> Log:
-        if engine.share < 1 and self.rollouts > 1:
+        if not engine.alone and self.rollouts > 1:
             raise InputError(f"pgrad with rollouts={self.rollouts} runs in one process; use rollouts=1.")
         rollouts = min(self.rollouts, max(1, min(batch.sizes) // 2))
         points, losses = [_flat(engine.params)], []

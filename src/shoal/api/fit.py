@@ -263,7 +263,7 @@ def fit(
         return run(Job(algorithm, model, data, full, label))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
-    started, finished = Processes(full["device"]).broadcast((kept.started, kept.finished))
+    started, finished = Processes(full["device"]).gather((kept.started, kept.finished))[0]
     if started and not resume:
         state = "a finished run" if finished else "a run that is not finished"
         raise InputError(

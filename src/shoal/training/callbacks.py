@@ -10,7 +10,7 @@ shoal.fit("fish", model, train=train, validation=validation, steps=500, callback
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,13 +61,8 @@ class State:
     steps: int
     model: nn.Module
     optimizer: Optimizer
-    last: bool = True
-    """Whether no stage comes after this one."""
-    main: bool = True
-    """Whether this process is the one that writes and shows."""
     folder: Path | None = None
     step: int = 0
-    seconds: float = 0.0
     losses: Tensor | None = None
     """One per domain of the newest step, on the device: to read it is to wait for the step."""
     draw: Draw | None = None
@@ -75,9 +70,7 @@ class State:
     gather: Callable[[Draw], MetaBatch] | None = None
     line: Mapping[str, Any] = field(default_factory=dict)
     """The newest line of the log."""
-    note: str = ""
     history: list[Point] = field(default_factory=list)
-
     _batch: MetaBatch | None = None
 
     @property
@@ -90,13 +83,6 @@ class State:
     @batch.setter
     def batch(self, data: MetaBatch | Draw) -> None:
         self.draw, self._batch = (None, data) if isinstance(data, MetaBatch) else (data, None)
-
-    @property
-    def ids(self) -> Tensor:
-        """The domain of each block of the step, (S,)."""
-        data = self.draw if self._batch is None else self._batch
-        assert data is not None
-        return data.ids
 
     @property
     def point(self) -> Point:
@@ -122,9 +108,6 @@ class Callback:
 
     def on_step(self, state: State) -> None:
         """Called after every step."""
-
-    def on_progress(self, state: State) -> None:
-        """Called every half second or so and after evaluations, with a note on progress in ``state.note``."""
 
     def on_log(self, state: State) -> None:
         """Called with a new log entry in ``state.line``."""
@@ -153,25 +136,18 @@ class CallbackError(InputError):
 class Callbacks:
     """Several as one: ``internal`` ones, whose errors are passed on, and then the user's, whose are named."""
 
-    def __init__(self, internal: Iterable[Callback], users: Iterable[Callback]) -> None:
+    def __init__(self, internal: Sequence[Callback], users: Sequence[Callback]) -> None:
         self.internal, self.users = list(internal), list(users)
-        self._overriding: dict[str, list[Callback]] = {}
-
-    def add(self, internal: Iterable[Callback]) -> None:
-        self.internal += internal
-        self._overriding = {}
 
     def __call__(self, event: str, state: State) -> None:
-        if event not in self._overriding:
-            base, every = getattr(Callback, event), [*self.internal, *self.users]
-            overriding = [c for c in every if getattr(getattr(c, event), "__func__", None) is not base]
-            self._overriding[event] = overriding
-        for callback in self._overriding[event]:
+        for callback in self.internal:
+            getattr(callback, event)(state)
+        for callback in self.users:
             try:
                 getattr(callback, event)(state)
+            except (InputError, Diverged):
+                raise
             except Exception as error:
-                if callback in self.internal or isinstance(error, (InputError, Diverged)):
-                    raise
                 first = f"{type(error).__name__}: {error}".splitlines()[0]
                 resumable = "; its newest checkpoint can be resumed" if state.folder else ""
                 raise CallbackError(

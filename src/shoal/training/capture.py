@@ -21,9 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from shoal import replay
 from shoal.algorithms.base import Log
-from shoal.data.batch import MetaBatch, leaves, map_nest
+from shoal.data.batch import MetaBatch, leaves
 from shoal.data.loader import Draw, seed_all
 from shoal.errors import InputError
+from shoal.tensors import map_nest
 from shoal.training.callbacks import State
 from shoal.training.engine import Engine
 
@@ -48,61 +49,58 @@ class Steps:
             raise InputError(f"capture=True is not possible: {self.reason}.")
         self.required, self.draws, self.warm = bool(capture), False, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.batch: MetaBatch | None = None
-        self.plan: Tensor | None = None
+        self.static: MetaBatch | Draw | None = None
+        """What the graph reads; a batch has the number of its step beside it."""
         if self.reason is None and schedule is not None:  # which a graph reads where the schedule writes it
             for group in engine.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=engine.device)
 
     def __call__(self, state: State, seed: int) -> Log:
         """A step, under random numbers that ``seed`` has set."""
-        if self.reason is not None or not self._load(state):
-            return self._eager(state)
-        if self.warm < WARM_UP:
-            return self._warm_up(state)
-        if self.graph is None:
-            self._capture(state)
-        if self.graph is None:
+        if self.reason is None and self._load(state):
+            if self.warm < WARM_UP:
+                return self._warm_up(state)
+            if self.graph is None:
+                self._capture(state)
+            if self.graph is not None:
+                self.graph.replay()
+                parts = self.table[state.step % LOGS].split([shape.numel() for shape in self.shapes.values()])
+                return {n: p.view(s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
             seed_all(seed, self.engine.device)  # the attempt may have drawn numbers
-            return self._eager(state)
-        self.graph.replay()
-        row, log, at = self.table[state.step % LOGS], {}, 0
-        for name, shape in self.shapes.items():
-            log[name] = row[at : at + shape.numel()].view(shape)
-            at += shape.numel()
-        return log
-
-    def _eager(self, state: State) -> Log:
         assert state.batch is not None
         return self.engine.step(state.batch, state.step)
 
     def _load(self, state: State) -> bool:
         """Puts what a step reads where the graph reads it; whether it has the shapes of the first."""
         if state.draw is not None:
-            if self.plan is None:
-                self.plan, self.sizes = state.draw.plan.clone(), state.draw.sizes
-            if same := self.plan.shape == state.draw.plan.shape and self.sizes == state.draw.sizes:
-                self.plan.copy_(state.draw.plan)
+            if self.static is None:
+                self.static = state.draw._replace(plan=state.draw.plan.clone())
+                self.number = self.static.plan[-1]
+            same = isinstance(self.static, Draw) and self.static.sizes == state.draw.sizes
+            if same and isinstance(self.static, Draw):
+                self.static.plan.copy_(state.draw.plan)
             return same
         batch = state.batch
         assert batch is not None
-        if self.batch is None:
-            self.number = torch.zeros((), dtype=torch.int64, device=self.engine.device)
+        if self.static is None:
             x = map_nest(lambda part: part.clone() if isinstance(part, Tensor) else part, batch.x)
             weight = None if batch.weight is None else batch.weight.clone()
-            self.batch = MetaBatch(x, batch.y.clone(), batch.domain.clone(), batch.sizes, weight)
-        if same := _form(self.batch) == _form(batch):
-            torch._foreach_copy_(self.batch.tensors, batch.tensors)
+            self.static = MetaBatch(x, batch.y.clone(), batch.domain.clone(), batch.sizes, weight)
+            self.number = torch.zeros((), dtype=torch.int64, device=self.engine.device)
+        if same := isinstance(self.static, MetaBatch) and _form(self.static) == _form(batch):
+            torch._foreach_copy_(self.static.tensors, batch.tensors)
             self.number.fill_(state.step)
         return same
 
-    def _step(self, state: State) -> Log:
-        """What the graph does."""
-        if self.plan is not None:
+    def _step(self, state: State) -> tuple[Log, Tensor]:
+        """What the graph does: a step, and its log as one row."""
+        batch = self.static
+        if isinstance(batch, Draw):
             assert state.gather is not None
-            return self.engine.step(state.gather(Draw(self.plan, self.sizes)), self.plan[-1])
-        assert self.batch is not None
-        return self.engine.step(self.batch, self.number)
+            batch = state.gather(batch)
+        assert batch is not None
+        log = self.engine.step(batch, self.number)
+        return log, torch.cat([value.reshape(-1) for value in log.values()])
 
     def _warm_up(self, state: State) -> Log:
         """A step as it is written, on a stream of its own."""
@@ -112,14 +110,12 @@ class Steps:
         now, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         stream.wait_stream(now)
         with torch.cuda.stream(stream):
-            log = self._step(state)
+            log, row = self._step(state)
         now.wait_stream(stream)
         if self.warm == WARM_UP and _outside(self.engine) != before:
             self._give_up("it draws random numbers on the CPU or changes a Python variable")
         self.draws = not torch.equal(torch.cuda.get_rng_state(device), drawn)
-        self.shapes = {name: value.shape for name, value in log.items()}
-        packed = torch.cat([value.reshape(-1) for value in log.values()])
-        self.table = packed.new_zeros(LOGS, len(packed))
+        self.shapes, self.table = {name: v.shape for name, v in log.items()}, row.new_zeros(LOGS, len(row))
         return log
 
     def _capture(self, state: State) -> None:
@@ -131,10 +127,8 @@ class Steps:
             # Other threads, which pin memory for the loader, may do so meanwhile.
             stream = torch.cuda.Stream(self.engine.device)
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                log = self._step(state)
-                packed = torch.cat([log[name].reshape(-1) for name in self.shapes])
-                number = self.number if self.plan is None else self.plan[-1]
-                self.table.index_copy_(0, (number % LOGS).reshape(1), packed[None])
+                _, row = self._step(state)
+                self.table.index_copy_(0, (self.number % LOGS).reshape(1), row[None])
             self.graph = graph
         except RuntimeError as error:
             for p in self.engine.params:
@@ -161,18 +155,18 @@ def why_not(engine: Engine) -> str | None:
     """The reason why steps cannot be captured, or ``None`` where nothing is known to be in the way."""
     if engine.device.type != "cuda":
         return "the model is not on a CUDA device"
-    if engine.processes.count > 1:
+    if not engine.alone:
         return "training is distributed over several processes"
     for optimizer in (engine.optimizer, *engine.auxiliary.values()):
         capturable = all(group.get("capturable") for group in optimizer.param_groups)
         if not capturable and type(optimizer) is not torch.optim.SGD:
             return f"{type(optimizer).__name__} is not capturable"
     for name, module in engine.algorithm.named_modules():
-        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        for hook in (hook for each in hooks for hook in each.values()):
-            home = getattr(hook, "__module__", None) or type(hook).__module__
-            if not str(home).startswith("shoal."):
-                return f"{name!r} has a hook, which a graph would not call"
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            for hook in hooks.values():
+                home = getattr(hook, "__module__", None) or type(hook).__module__
+                if not str(home).startswith("shoal."):
+                    return f"{name!r} has a hook, which a graph would not call"
     return None
 
 

@@ -6,7 +6,6 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_map_with_path
 
-from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.errors import InputError, shown
+from shoal.files import replacing
 
 NEWEST = 2
 """How many checkpoints a run has."""
@@ -35,10 +34,9 @@ class Checkpoints:
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Save nested dicts, lists and tuples of tensors, numbers, strings, booleans and None."""
-        file = BytesIO()
-        torch.save({"step": step, "state": tree_map_with_path(_plain, state)}, file)
         path = self.folder / f"step-{step:010d}.pt"
-        write_atomically(path, file.getvalue())
+        with replacing(path) as file:
+            torch.save({"step": step, "state": tree_map_with_path(_plain, state)}, file)
         older = [p for p in self._files() if _step(p) < step][NEWEST - 1 :]
         for old in (*older, *self.folder.glob(".step-*")):  # and what a killed process has left half written
             old.unlink(missing_ok=True)
@@ -100,42 +98,29 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     No code from the file is run. Besides a plain dict of tensors, one under ``"state_dict"``, ``"model"`` or
     ``"state"`` is found, as in a checkpoint.
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"weights: there is no file {path}.") from None
-    except OSError as error:
-        raise InputError(f"weights: {path} cannot be read ({error.strerror or error}).") from error
-    tree: Any = _parsed(path, content)
+    tree = _read_weights(Path(path))
     for name in ("state_dict", "model", "state") * 2:  # also nested in each other
         if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
             tree = tree[name]
-    what = f"a {type(tree).__name__}"
-    if isinstance(tree, Mapping):
-        named = tree.items()
-        wrong = [f"a {type(v).__name__} under {k!r}" for k, v in named if not isinstance(v, Tensor)]
-        what = wrong[0] if wrong else "" if tree else "nothing"
-    if what:
+    if not isinstance(tree, Mapping) or not tree or not all(isinstance(v, Tensor) for v in tree.values()):
         raise InputError(
-            f"weights: {path} holds {what}; it must hold a dict of names and tensors, or have "
-            "one under 'state_dict' or 'model'."
+            f"weights: {path} holds {shown(tree)}; it must hold a dict of names and tensors, or have one "
+            "under 'state_dict' or 'model'."
         )
     return {str(name): value.detach() for name, value in tree.items()}
 
 
-def _parsed(path: Path, content: bytes) -> Any:
-    if path.suffix.lower() == ".safetensors":
-        try:
-            return safetensors.torch.load(content)
-        except Exception as error:  # its own, and of torch where sizes do not fit
-            raise InputError(f"weights: {path} is not a valid safetensors file.") from error
+def _read_weights(path: Path) -> Any:
     try:
+        if path.suffix.lower() == ".safetensors":
+            return safetensors.torch.load(path.read_bytes())
         with warnings.catch_warnings(action="ignore"):
-            return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"weights: {path} cannot be read ({error.strerror or error}).") from error
     except Exception as error:  # many kinds
         code = re.search(r"\bGLOBAL ([\w.]+)", str(error))
-        what = f"contains more than weights ({code[1]})" if code else "is not a valid weights file"
+        what = f"contains more than weights ({code[1]})" if code else "is not a valid file of weights"
         raise InputError(
             f"weights: {path} {what}. Shoal reads weights only and runs no code from a file; save them with "
             "safetensors.torch.save_file."

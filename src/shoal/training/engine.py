@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from shoal.algorithms.base import Algorithm, Forward, Gradient, Log, Objective, Outputs, full_precision
 from shoal.data.batch import MetaBatch
@@ -35,14 +35,13 @@ class ExtraLoss(Protocol):
 class Engine:
     """Computes gradients and applies them, so that algorithms say *what* is applied and never how.
 
-    Each of several ``processes`` has the fraction ``share`` of every block. Gradients are averaged over
-    processes as lists of tensors; the model is not wrapped.
+    Several ``processes`` have equal parts of every block. Gradients are averaged over them as lists of
+    tensors; the model is not wrapped.
 
     Args:
         algorithm: the algorithm, with its model and loss.
         optimizer: optimizer of the model.
         processes: the processes that train together.
-        share: fraction of a block that this process has.
         precision: precision of forward passes.
         clip: maximum norm of a gradient.
         accumulate: number of pieces in which the gradient of a mean over examples is computed.
@@ -55,7 +54,6 @@ class Engine:
         optimizer: Optimizer,
         processes: Processes | None = None,
         *,
-        share: float = 1.0,
         precision: Precision = "fp32",
         clip: float | None = None,
         accumulate: int = 1,
@@ -64,8 +62,9 @@ class Engine:
         self.algorithm, self.optimizer, self.auxiliary = algorithm, optimizer, dict(auxiliary or {})
         self.params: list[Tensor] = _parameters(optimizer)
         self.device = self.params[0].device
-        self.processes = processes or Processes.alone(self.device)
-        self.share, self.clip, self.accumulate = share, clip, accumulate
+        self.processes = processes or Processes(self.device)
+        self.alone = self.processes.count == 1
+        self.clip, self.accumulate = clip, accumulate
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         if precision == "bf16":
             # Weights change within a step, so their half-precision copies must not outlive their use.
@@ -84,9 +83,8 @@ class Engine:
         log = self.algorithm.step(batch, self, step)
         _check_log(self.algorithm, log)
         if self._norms:
-            log["norm"] = self._norms[0] if len(self._norms) == 1 else torch.stack(self._norms).mean()
-        if self.processes.count > 1:
-            self.average_buffers()
+            log["norm"] = torch.stack(self._norms).mean()
+        self.average_buffers()
         return log
 
     def forward(self, batch: MetaBatch, part: nn.Module | None = None) -> Outputs:
@@ -112,59 +110,44 @@ class Engine:
     def mean_gradient(
         self, batch: MetaBatch, objective: Objective | None = None, forward: Forward | None = None
     ) -> tuple[Gradient, Log]:
-        if self.accumulate == 1 and self.processes.count == 1:
-            loss, log, extra = self._loss(batch, objective or self._mean_loss, forward)
-            return gradient(loss if extra is None else loss + extra, self.params), log
+        if self.accumulate == 1 and self.alone:
+            loss, log = self._loss(batch, objective or self._mean_loss, forward)
+            return gradient(loss, self.params), log
         pieces = batch.pieces(self.accumulate)
         total: Gradient = []
         log = {}
         for piece, scale in zip(pieces, self._scales(batch, pieces), strict=True):
-            part = len(piece) / len(batch)  # of what this process has
-            loss, values, extra = self._loss(
-                piece, objective or partial(self._mean_loss, scale=scale), forward
+            part = len(piece) / len(batch)
+            loss, values = self._loss(
+                piece, objective or partial(self._mean_loss, scale=scale / part), forward
             )
-            if objective is not None:
-                loss = loss * (part * self.share)
-            if extra is not None:
-                loss = loss + extra * (part * self.share)
-            each = gradient(loss, self.params)
+            each = gradient(loss * part, self.params)
             total = list(torch._foreach_add(total, each)) if total else each
             log = {name: log.get(name, 0.0) + value * part for name, value in values.items()}
             del loss, each  # the graph, before the next one is made
-        return self.processes.sum(total), log
+        return self.processes.mean(total), log
 
     def gradient(self, batch: MetaBatch, objective: Objective) -> tuple[Gradient, Log]:
         if self.accumulate > 1:
             raise InputError(cannot_accumulate(self.algorithm, self.accumulate))
-        if self.processes.count == 1:
-            return self.mean_gradient(batch, objective)
-        with nullcontext() if self.extra_loss is None else self.extra_loss.collecting():
-            out = self.forward(batch)
-        whole, inputs = self._gathered(out)
-        loss, log = _checked_loss(objective(whole))
-        slopes = gradient(loss, [*inputs, *self.params])
-        rows = self._rows(batch)
-        pairs = [(t, g[rows]) for t, g in zip(_floating(out), slopes, strict=False) if t.requires_grad]
-        if self.extra_loss is not None:
-            extra = self.extra_loss.take() * self.share
-            pairs.append((extra, torch.ones_like(extra)))
-        through, their_slopes = zip(*pairs, strict=True)
-        own = torch.autograd.grad(through, self.params, their_slopes, allow_unused=True)
-        # What the objective takes from parameters directly is the same in all processes.
-        direct = [g / self.processes.count for g in slopes[len(inputs) :]]
-        total = [d if g is None else d + g for d, g in zip(direct, own, strict=True)]
-        return self.processes.sum(total), log
+        loss, log = self._loss(batch, lambda out: objective(self.gather(out)))
+        return self.processes.mean(gradient(loss, self.params)), log
 
     def _loss(
-        self, batch: MetaBatch, objective: Objective, forward: Forward | None
-    ) -> tuple[Tensor, Log, Tensor | None]:
-        """The objective, its log, and the extra loss of the same forward pass."""
-        if self.extra_loss is None:
+        self, batch: MetaBatch, objective: Objective, forward: Forward | None = None
+    ) -> tuple[Tensor, Log]:
+        """The objective, with the extra loss of the same forward pass, and its log."""
+        with nullcontext() if self.extra_loss is None else self.extra_loss.collecting():
             out = (forward or self.forward)(batch)
-            return *_checked_loss(objective(out)), None
-        with self.extra_loss.collecting():
-            out = (forward or self.forward)(batch)
-        return *_checked_loss(objective(out)), self.extra_loss.take()
+        result = objective(out)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise InputError(
+                f"objective must return a pair, the loss and the log, a dict; got {shown(result)}."
+            )
+        loss, log = result
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise InputError(f"the loss of an objective must be one number, a tensor; got {shown(loss)}.")
+        return (loss if self.extra_loss is None else loss + self.extra_loss.take()), log
 
     def _mean_loss(self, out: Outputs, scale: Tensor | None = None) -> tuple[Tensor, Log]:
         """The mean over blocks of their mean losses, each times ``scale``."""
@@ -175,62 +158,43 @@ class Engine:
         return (losses if scale is None else losses * scale).mean(), {"losses": losses.detach()}
 
     def _scales(self, batch: MetaBatch, pieces: Sequence[MetaBatch]) -> list[Tensor]:
-        """By what the mean loss of each block of each piece counts in that of the whole block."""
+        """The weight of the mean loss of each block of each piece in that of the whole block."""
         terms = self.algorithm.terms
         if terms is None or (terms.plain and batch.weight is None):
             sizes = batch.y.new_tensor([piece.sizes for piece in pieces], dtype=self.params[0].dtype)
-            return list(sizes / sizes.sum(0) * self.share)
-        normalizers = torch.stack(
-            [torch.stack([terms.normalizer(b.y, b.weight) for b in piece.split()]) for piece in pieces]
-        )
-        (whole,) = self.processes.sum([normalizers.sum(0)])
-        return list(normalizers / whole)
+            return list(sizes / sizes.sum(0))
+        # By what each mean is divided, such as a sum of sample weights.
+        sums = [[terms.normalizer(b.y, b.weight) for b in piece.split()] for piece in pieces]
+        normalizers = torch.stack([torch.stack(each) for each in sums])
+        (mean,) = self.processes.mean([normalizers.sum(0)])
+        return list(normalizers / mean)
 
     def gather(self, out: Outputs) -> Outputs:
-        return out if self.processes.count == 1 else self._gathered(out)[0]
+        if self.alone:
+            return out
 
-    def _gathered(self, out: Outputs) -> tuple[Outputs, list[Tensor]]:
-        """The outputs of the whole meta-batch, and the tensors in them that have a gradient."""
-        rows, batch = self._rows(out.batch), out.batch
-        floating, weights = _floating(out), [] if batch.weight is None else [batch.weight]
-        wholes = []
-        for part in (*floating, batch.y, batch.domain, *weights):
-            whole = part.new_zeros(round(len(part) / self.share), *part.shape[1:])
-            whole[rows] = part.detach()
-            wholes.append(whole)
-        wholes = self.processes.sum(wholes)
-        inputs = [t.requires_grad_() for t in wholes[: len(floating)]]
-        y, domain, *weight = wholes[len(floating) :]
-        sizes = tuple(round(n / self.share) for n in batch.sizes)
-        output, features = _with_floating(out, inputs)
-        return Outputs(output, features, MetaBatch(None, y, domain, sizes, *weight)), inputs
+        def whole(value: Any) -> Any:
+            return _AllRows.apply(value, self.processes) if _has_rows(value) else value
 
-    def _rows(self, batch: MetaBatch) -> Tensor:
-        """Where the examples of this process are in the whole meta-batch: every n-th of each block."""
-        index, count = self.processes.index, self.processes.count
-        rows, start = [], 0
-        for size in batch.sizes:
-            whole = round(size / self.share)
-            rows.append(torch.arange(start + index, start + whole, count))
-            start += whole
-        return torch.cat(rows).to(batch.y.device)
+        rows, batch = self.processes.rows, out.batch
+        sizes = tuple(n * self.processes.count for n in batch.sizes)
+        weight = None if batch.weight is None else rows(batch.weight)
+        everything = MetaBatch(None, rows(batch.y), rows(batch.domain), sizes, weight)
+        return Outputs(tree_map(whole, out.output), tree_map(whole, out.features), everything)
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if self.processes.count == 1:
-            return list(tensors)
-        return self.processes.sum([t * self.share for t in tensors])
+        return self.processes.mean(tensors)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return self.processes.broadcast(tensor)
 
     def average_buffers(self) -> None:
         """Replace floating-point buffers, such as BatchNorm's statistics, by their means over processes."""
-        buffers = [b for b in self.algorithm.model.buffers() if b.is_floating_point()]
-        if buffers and self.processes.count > 1:
+        if not self.alone:
+            buffers = [b for b in self.algorithm.model.buffers() if b.is_floating_point()]
             with torch.no_grad():
-                torch._foreach_copy_(buffers, self.average(buffers))
-
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        if self.processes.count == 1:
-            return tensor
-        return self.processes.sum([tensor if self.processes.main else torch.zeros_like(tensor)])[0]
+                for buffer, mean in zip(buffers, self.average(buffers), strict=True):
+                    buffer.copy_(mean)
 
     def apply(self, gradient: Sequence[Tensor], auxiliary: str | None = None) -> None:
         optimizer = self.optimizer if auxiliary is None else self.auxiliary[auxiliary]
@@ -255,6 +219,19 @@ class Engine:
             p.grad = None
 
 
+class _AllRows(torch.autograd.Function):
+    """The rows of all processes. Gradients are means over processes afterwards, hence the factor."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, processes: Processes) -> Tensor:
+        ctx.processes = processes
+        return processes.rows(part)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
+        return slopes[ctx.processes.index :: ctx.processes.count] * ctx.processes.count, None
+
+
 def cannot_accumulate(algorithm: Algorithm, accumulate: int) -> str:
     """What to say where an objective cannot be computed piece by piece."""
     return (
@@ -263,42 +240,18 @@ def cannot_accumulate(algorithm: Algorithm, accumulate: int) -> str:
     )
 
 
-def _checked_loss(result: Any) -> tuple[Tensor, Log]:
-    """What an objective returns, if it is what it must be."""
-    if isinstance(result, tuple) and len(result) == 2:
-        loss, log = result
-        if isinstance(loss, Tensor) and loss.numel() == 1 and isinstance(log, dict):
-            return loss, log
-    raise InputError(
-        "objective must return a pair: the loss as a tensor with one number, and the log as a dict of "
-        f"tensors; got {shown(result)}."
-    )
-
-
 def _check_log(algorithm: Algorithm, log: Any) -> None:
-    name = type(algorithm).__name__
     losses = log.get("losses") if isinstance(log, dict) else None
-    if not isinstance(losses, Tensor) or losses.ndim != 1 or not len(losses):
+    right = isinstance(losses, Tensor) and losses.ndim == 1 and len(losses) > 0
+    if not right or not all(isinstance(value, Tensor) and value.ndim < 2 for value in log.values()):
         raise InputError(
-            f"{name} must log 'losses', a tensor with one number per domain, such as "
-            f"{{'losses': self.losses(out).detach()}}; got {shown(log)}."
+            f"{type(algorithm).__name__} must log 'losses', a tensor with one number per domain, such as "
+            f"{{'losses': self.losses(out).detach()}}, and otherwise single numbers; got {shown(log)}."
         )
-    for key, value in log.items():
-        if not isinstance(value, Tensor) or value.ndim > 1:
-            raise InputError(
-                f"{name} logs {key!r}, which must be a tensor with one number; got {shown(value)}."
-            )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _joined(parts: Sequence[Outputs], batch: MetaBatch) -> Outputs:
-    """The outputs of single blocks as those of the meta-batch."""
-    each = zip(*map(_floating, parts), strict=True)
-    output, features = _with_floating(parts[0], [torch.cat(same) for same in each])
-    return Outputs(output, features, batch)
 
 
 def _has_rows(value: Any) -> bool:
@@ -306,16 +259,14 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.is_floating_point()
 
 
-def _floating(out: Outputs) -> list[Tensor]:
-    return [t for t in tree_flatten((out.output, out.features))[0] if _has_rows(t)]
+def _joined(parts: Sequence[Outputs], batch: MetaBatch) -> Outputs:
+    """The outputs of single blocks as those of the meta-batch."""
 
+    def join(*same: Any) -> Any:
+        return torch.cat(same) if _has_rows(same[0]) else same[0]
 
-def _with_floating(out: Outputs, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
-    """The output and the features of ``out`` with these tensors in place of those of :func:`_floating`."""
-    flat, shape = tree_flatten((out.output, out.features))
-    rest = iter(tensors)
-    output, features = tree_unflatten([next(rest) if _has_rows(t) else t for t in flat], shape)
-    return output, features
+    output = tree_map(join, *(part.output for part in parts))
+    return Outputs(output, tree_map(join, *(part.features for part in parts)), batch)
 
 
 def _use_fused(optimizer: Optimizer) -> None:

@@ -7,14 +7,14 @@ import inspect
 import os
 import socket
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from shoal import files
 from shoal.errors import InputError
+from shoal.files import write_atomically
 
 FILES = (
     *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.json", "model.txt"),
@@ -25,16 +25,6 @@ FOLDERS = ("checkpoints", "stages", "predictions", "tensorboard", "encoder", "to
 FLAG = "fallback_to_soft"
 ONLY_FLOCK: dict[str, Any] = {FLAG: False} if FLAG in inspect.signature(FileLock.__init__).parameters else {}
 """By default filelock 4 falls back to a lock that outlives a killed process; earlier versions do not."""
-
-
-def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """As :func:`shoal.files.check_output`; what belongs to a run or a saved model is refused too."""
-    files.check_output(path, inputs)
-    real = Path(os.path.realpath(path))
-    for folder, own in ((real.parent, real.name in FILES), (real.parent.parent, real.parent.name in FOLDERS)):
-        ours = (folder / "config.yaml").exists() or (folder / "inputs.json").exists()
-        if own and ours and real.exists():
-            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
 
 
 def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
@@ -93,10 +83,13 @@ class RunFolder:
         path = self.path / name
         if path.is_symlink():
             path.unlink()  # also one to a device, which would be written to
-        files.write_atomically(path, content)
+        write_atomically(path, content)
 
     def __enter__(self) -> RunFolder:
-        self._refuse_links()
+        own = [self.path / name for name in (*FILES, *FOLDERS)]
+        for entry in (*own, *(inside for folder in own for inside in folder.rglob("*"))):
+            if entry.is_symlink():
+                raise InputError(f"{str(entry)!r} is a symbolic link; a run's folder must not contain any.")
         try:
             self._lock.acquire(blocking=False)
             Path(self._lock.lock_file).write_text(f"{os.getpid()} {socket.gethostname()}\n")
@@ -116,14 +109,6 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
-
-    def _refuse_links(self) -> None:
-        for name in (*FILES, *FOLDERS):
-            for path in (self.path / name, *(self.path / name).rglob("*")):
-                if path.is_symlink():
-                    raise InputError(
-                        f"{str(path)!r} is a symbolic link; a run's folder must not contain any."
-                    )
 
     def _unusable(self, error: OSError) -> InputError:
         why = error.strerror or error

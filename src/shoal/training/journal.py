@@ -49,9 +49,9 @@ class Journal:
         self.wandb, self.config, self.resume_hint = wandb, config or {}, resume_hint
         self.saved: int | None = None
         """The step of the newest checkpoint."""
-        self.loggers: list[Logger] = []
-        """What writes the log, once :meth:`restore` was called."""
-        self._wandb: Logger | None = None  # one for all stages
+        self._loggers: list[Logger] = []
+        self._wandb: Logger | None = None
+        """One for all stages."""
         self._metrics: Metrics | None = None
         self._full = False
 
@@ -59,14 +59,12 @@ class Journal:
         if self.processes.main:
             self.folder.__enter__()
             if self.wandb:
-                path = self.folder.path
-                self._wandb = WeightsAndBiases(self.wandb, path.name, self.config, path)
+                self._wandb = WeightsAndBiases(self.wandb, self.config, self.folder.path)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for logger in self.loggers:
-            if logger is not self._wandb:
-                logger.close()
+        for logger in self._loggers:
+            logger.close()
         if self.wandb and self._wandb is not None:
             self._wandb.close()
         if self.processes.main:
@@ -81,26 +79,26 @@ class Journal:
 
     def restore(self) -> dict[str, Any] | None:
         """The newest checkpoint, if there is one; the log is cut back to where it was."""
-        with warnings.catch_warnings():
-            if not self.processes.main:  # which would repeat it
-                warnings.simplefilter("ignore")
-            step, state = self.checkpoints.load() or (None, None)
-        if (main := self.processes.broadcast(step)) != step:
+        self.saved, state = self.checkpoints.load() or (None, None)
+        if len(seen := set(self.processes.gather(self.saved))) > 1:
+            steps = " and ".join(map(str, seen))
             raise InputError(
-                f"process {self.processes.index} sees the checkpoint of step {step}, the main one that of "
-                f"step {main}: {self.folder.path} must be the same folder for all."
+                f"processes see the checkpoints of steps {steps}: {self.folder.path} must be the same folder "
+                "for all."
             )
         if self.processes.main:
-            self._metrics = Metrics(self.folder.metrics, state["log"] if state else 0)
-            self.loggers = [self._metrics, *([self._wandb] if self._wandb else [])]
+            try:
+                self._metrics = Metrics(self.folder.metrics, state["log"] if state else 0)
+            except OSError as error:
+                raise InputError(f"{self.folder.metrics} cannot be written to: {error.strerror}.") from error
+            self._loggers = [self._metrics]
             if importlib.util.find_spec("tensorboard") is not None:
-                self.loggers.append(TensorBoard(self.folder.path / "tensorboard", step or 0))
-        self.saved = step
+                self._loggers.append(TensorBoard(self.folder.path / "tensorboard", self.saved or 0))
         return state
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Write a line of the log, where no trainer does."""
-        for logger in self.loggers:
+        """Write a line of the log."""
+        for logger in (*self._loggers, *([self._wandb] if self._wandb else [])):
             logger.log(line)
 
     def checkpoint(self, step: int, state: Mapping[str, Any]) -> bool:
@@ -169,10 +167,9 @@ class Journal:
         try:
             self.folder.write(name, content)
         except OSError as error:
-            none = self.checkpoints.latest() is None
-            what = "No checkpoint was saved" if none else "Earlier checkpoints are intact"
-            how = "start again with" if none else "resume with"
+            start_again = self.checkpoints.latest() is None
+            how = "start again with" if start_again else "its newest checkpoint is intact; resume with"
             raise InputError(
-                f"{self.folder.path / name} could not be written ({error.strerror}). {what}. Free some disk "
-                f"space, then {how}: {self.resume_hint}"
+                f"{self.folder.path / name} could not be written ({error.strerror}). Free some disk space, "
+                f"then {how}: {self.resume_hint}"
             ) from error

@@ -12,33 +12,30 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
 from shoal.files import finite
-from shoal.training.callbacks import Callback, State
 
 CURVES = 50
 """Most domains of which TensorBoard and Weights & Biases draw a curve each."""
 
 
-class Logger(Callback):
+class Logger:
     """Writes lines of the log somewhere; the first problem is a warning, and none ends the training."""
 
     _failed = False
 
     def write(self, line: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Write one line."""
 
     def close(self) -> None:
         """Nothing is written any more."""
 
-    def on_log(self, state: State) -> None:
-        self.log(state.line)
-
     def log(self, line: Mapping[str, Any]) -> None:
+        """Write one line, if that is possible."""
         try:
             self.write(line)
         except Exception as error:  # of a disk, a network or a foreign package
@@ -54,11 +51,8 @@ class Metrics(Logger):
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:
-        try:
-            self._file = open(path, "ab")  # noqa: SIM115 (open until close)
-            self._file.truncate(min(length, self._file.tell()))
-        except OSError as error:
-            raise InputError(f"{path} cannot be opened for writing: {error.strerror}.") from error
+        self._file = open(path, "ab")  # noqa: SIM115 (open until close)
+        self._file.truncate(min(length, self._file.tell()))
 
     def write(self, line: Mapping[str, Any]) -> None:
         text = json.dumps(finite(line), default=lambda value: finite(value.tolist()))
@@ -87,7 +81,7 @@ class TensorBoard(Logger):
         self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None, flush_secs=10)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        for name, value in scalars(line):
+        for name, value in scalars(line).items():
             self._writer.add_scalar(name, value, int(line.get("step", 0)))
 
     def close(self) -> None:
@@ -101,13 +95,12 @@ class WeightsAndBiases(Logger):
     W&B counts lines; the step of a line is logged as a value.
     """
 
-    def __init__(self, project: str, name: str, config: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, project: str, config: Mapping[str, Any], folder: Path) -> None:
         identity = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
         same = {"id": identity, "resume": "allow", "dir": str(folder)}
         try:
-            self.run: Any = importlib.import_module("wandb").init(
-                project=project, name=name, config=dict(config), **same
-            )
+            wandb = importlib.import_module("wandb")
+            self.run: Any = wandb.init(project=project, name=folder.name, config=dict(config), **same)
         except Exception as error:
             raise InputError(
                 f"Weights & Biases did not start: {error}\nInstall it (pip install 'shoal[wandb]') and log "
@@ -115,28 +108,24 @@ class WeightsAndBiases(Logger):
             ) from error
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self.run.log({f"{_prefix(line)}step": int(line.get("step", 0)), **dict(scalars(line))})
+        self.run.log(scalars(line, "step"))
 
     def close(self) -> None:
         self.run.finish()
 
 
-def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def scalars(line: Mapping[str, Any], *more: str) -> dict[str, float]:
     """The numbers of a line by names such as "losses/oslo"; no domains if more than :data:`CURVES`."""
-    return _flat({name: value for name, value in line.items() if name != "step"}, _prefix(line))
+    stage, found = line.get("phase", "train"), dict[str, float]()
+    start = "" if stage == "train" else f"{stage}/"
 
+    def add(prefix: str, nest: Mapping[str, Any]) -> None:
+        for name, value in nest.items():
+            if isinstance(value, Mapping):
+                if name not in ("losses", "domains") or len(value) <= CURVES:
+                    add(f"{prefix}{name}/", value)
+            elif value is None or isinstance(value, (int, float)):
+                found[f"{prefix}{name}"] = math.nan if value is None else value
 
-def _prefix(line: Mapping[str, Any]) -> str:
-    stage = line.get("phase", "train")
-    return "" if stage == "train" else f"{stage}/"
-
-
-def _flat(nest: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    for name, value in nest.items():
-        if isinstance(value, Mapping):
-            if name not in ("losses", "domains") or len(value) <= CURVES:
-                yield from _flat(value, f"{prefix}{name}/")
-        elif value is None:
-            yield f"{prefix}{name}", math.nan
-        elif isinstance(value, (int, float)):
-            yield f"{prefix}{name}", float(value)
+    add(start, {name: value for name, value in line.items() if name != "step" or name in more})
+    return found

@@ -15,45 +15,47 @@ from shoal.training.callbacks import State
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged
 
+SHOWN = 3
+"""Domains whose losses are in the note on progress."""
 
-class Window:
-    """Means over some steps, summed in their order, so that they do not depend on when losses are read."""
+
+class Means:
+    """Means of named values, summed in the order of the steps, whenever these are read."""
 
     def __init__(self) -> None:
-        self.values: dict[str, tuple[float, int]] = {}
-        self.domains: dict[int, tuple[float, int]] = {}
+        self.sums: dict[str, tuple[float, int]] = {}
 
-    def add(self, domains: list[int] | None, losses: list[float], more: Mapping[str, float]) -> None:
-        for name, value in {"loss": sum(losses) / len(losses), **more}.items():
-            total, count = self.values.get(name, (0.0, 0))
-            self.values[name] = (total + value, count + 1)
-        for domain, loss in zip(domains or (), losses, strict=False):
-            total, count = self.domains.get(domain, (0.0, 0))
-            self.domains[domain] = (total + loss, count + 1)
+    def add(self, name: str, value: float) -> None:
+        total, count = self.sums.get(name, (0.0, 0))
+        self.sums[name] = (total + value, count + 1)
 
-    @property
-    def means(self) -> dict[str, float]:
-        return {name: total / count for name, (total, count) in self.values.items()}
+    def take(self) -> dict[str, float]:
+        """The means; nothing is summed then."""
+        sums, self.sums = self.sums, {}
+        return {name: total / count for name, (total, count) in sums.items()}
 
 
 class Monitor:
-    """Reads what steps have logged off the device, and stops where it is not finite."""
+    """Reads what steps have logged off the device, and stops where it is not finite.
+
+    It takes means of the loss since the last evaluation, and of losses by domain and of what else is logged
+    since the last line of the log.
+    """
 
     def __init__(self, setup: Setup, state: State) -> None:
         self.setup, self.state = setup, state
-        self.since_point, self.since_line = Window(), Window()
-        self._unread: list[tuple[int, Tensor, dict[str, Tensor]]] = []
-        self._line_began, self._line_step, self._pace = time.monotonic(), 0, 0.0
+        self.since_point, self.values, self.domains = Means(), Means(), Means()
+        self._unread: list[tuple[int, Tensor | None, dict[str, Tensor]]] = []
+        self._began, self._first, self._pace = time.monotonic(), state.step, 0.0
         self._losses: dict[str, float] = {}
-        self._names = setup.data.splits["train"].names
-        self._by_domain = setup.sampler.draw in ("domains", "one-domain")
 
     def start(self) -> None:
-        self._line_began, self._line_step = time.monotonic(), self.state.step
+        """The pace is that of the steps from here on."""
+        self._began, self._first = time.monotonic(), self.state.step
 
-    def add(self, log: dict[str, Tensor]) -> None:
-        """Notes the log of a step, to be read later."""
-        self._unread.append((self.state.step, self.state.ids, log))
+    def add(self, log: dict[str, Tensor], domains: Tensor | None) -> None:
+        """Notes the log of a step, to be read later, and the domains of its losses, if each is of one."""
+        self._unread.append((self.state.step, domains, log))
 
     def read(self) -> None:
         """The one place that waits for the device."""
@@ -62,24 +64,28 @@ class Monitor:
             return
         every = torch.stack([log["losses"] for _, _, log in unread])
         (losses,) = self.setup.engine.average([every.to(widest(every.device))])
-        domains: list[Any] = [None] * len(unread)
-        if self._by_domain and len(unread[0][1]) == losses.shape[1]:
-            domains = torch.stack([ids for _, ids, _ in unread]).tolist()
+        numbers = [ids for _, ids, _ in unread if ids is not None and len(ids) == losses.shape[1]]
+        domains = torch.stack(numbers).tolist() if numbers else [[]] * len(unread)
         more: list[dict[str, float]] = [{} for _ in unread]
         for name in dict.fromkeys(name for _, _, log in unread for name in log if name != "losses"):
             which = [n for n, (_, _, log) in enumerate(unread) if name in log]
             column = torch.stack([unread[n][2][name] for n in which]).tolist()
             for n, value in zip(which, column, strict=True):
                 more[n][name] = value
-        for (step, _, _), ids, row, values in zip(unread, domains, losses.tolist(), more, strict=True):
+        names = self.setup.data.splits["train"].names
+        for (step, _, _), row, ids, values in zip(unread, losses.tolist(), domains, more, strict=True):
             for place, loss in enumerate(row):
                 if not math.isfinite(loss):
-                    where = f" of domain {self._names[ids[place]]!r}" if ids else ""
+                    where = f" of domain {names[ids[place]]!r}" if ids else ""
                     raise self._diverged(step + 1, f"loss{where} became {loss}")
             if not math.isfinite(norm := values.get("norm", 0.0)):
                 raise self._diverged(step + 1, f"gradient became {norm}")
-            self.since_point.add(ids, row, values)
-            self.since_line.add(ids, row, values)
+            loss = sum(row) / len(row)
+            self.since_point.add("loss", loss)
+            for name, value in {"loss": loss, **values}.items():
+                self.values.add(name, value)
+            for number, loss in zip(ids, row, strict=False):
+                self.domains.add(names[number], loss)
 
     def check_weights(self) -> None:
         if not bool(torch.stack([p.isfinite().all() for p in self.setup.engine.params]).all()):
@@ -94,36 +100,31 @@ class Monitor:
 
     def line(self) -> dict[str, Any]:
         """A line of the log, of the steps since the last."""
-        window, self.since_line = self.since_line, Window()
-        step, sampler, now = self.state.step, self.setup.sampler, time.monotonic()
-        self._losses = {self._names[d]: total / n for d, (total, n) in sorted(window.domains.items())}
-        examples = (step - self._line_step) * sampler.domains_per_step * sampler.batch_size
-        self._pace = examples / max(now - self._line_began, 1e-9)
-        self._line_began, self._line_step = now, step
-        means = window.means
-        norm = {"gradient_norm": means.pop("norm")} if "norm" in means else {}
-        line = {"phase": self.setup.stage, "step": step, "loss": means.pop("loss", math.nan)}
-        line |= {"losses": self._losses, **means, "lr": self.setup.lr, **norm}
+        sampler, began, first = self.setup.sampler, self._began, self._first
+        self.start()
+        self._losses = self.domains.take()
+        examples = (self._first - first) * sampler.domains_per_step * sampler.batch_size
+        self._pace = examples / max(self._began - began, 1e-9)
+        means = self.values.take()
+        line = {"phase": self.setup.stage, "step": self._first, "loss": means.pop("loss", math.nan)}
+        line |= {"losses": self._losses, "lr": self.setup.lr}
+        line |= {"gradient_norm" if name == "norm" else name: value for name, value in means.items()}
         return {**line, "examples_per_second": round(self._pace, 1)}
 
     def note(self) -> str:
-        """For the progress line."""
-        from shoal.training.progress import losses_note, scores_note
-
-        parts, history = [], self.state.history
-        if self._losses:
-            parts.append(losses_note(self._losses))
-        elif history:
-            parts.append(f"loss {history[-1].loss:.3f}")
-        if self._pace:
-            parts.append(f"{self._pace:,.0f} examples/s")
-        if history:
-            parts += [scores_note(split, s) for split, s in history[-1].scores.items()]
+        """For the progress line: the highest losses, the pace and the newest scores."""
+        highest = sorted(self._losses.items(), key=lambda loss: -loss[1])
+        parts = [f"{name} {loss:.3g}" for name, loss in highest[:SHOWN]]
+        parts += [f"… ({len(highest) - SHOWN:,} more)"] if len(highest) > SHOWN else []
+        parts += [f"{self._pace:,.0f} examples/s"] if self._pace else []
+        for split, scores in self.state.history[-1].scores.items() if self.state.history else ():
+            name = scores.metric if scores.selects is None else scores.selects
+            parts.append(f"{split} {name} {scores.selection_score:.3g}")
         return "  ".join(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"point": dict(vars(self.since_point)), "line": dict(vars(self.since_line))}
+        return {name: getattr(self, name).sums for name in ("since_point", "values", "domains")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        vars(self.since_point).update(state["point"])
-        vars(self.since_line).update(state["line"])
+        for name, sums in state.items():
+            getattr(self, name).sums = sums

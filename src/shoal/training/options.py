@@ -1,4 +1,4 @@
-"""What the options of a training (:mod:`shoal.options`) mean: optimizer, schedule, average, warm start."""
+"""What the options of a training (:mod:`shoal.options`) mean: optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from typing_extensions import Unpack
 from shoal.errors import InputError, shown
 from shoal.options import FitOptions, declared, with_defaults
 from shoal.settings import coerce
-from shoal.training import averaging
+from shoal.training.averaging import make_average
 from shoal.training.callbacks import Callback
 from shoal.training.metrics import metric
-from shoal.training.processes import named_device
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 LR = 1e-3
@@ -39,14 +38,12 @@ def complete(**options: Unpack[FitOptions]) -> FitOptions:
             "or the optimizer's class, such as torch.optim.SGD.",
             "lr",
         )
-    if full["device"] is not None:
-        named_device(full["device"])
     if full["metric"] is not None:
         metric(full["metric"])
     for callback in full["callbacks"]:
         if not isinstance(callback, Callback):
             raise InputError(f"must be instances of shoal.Callback, got {shown(callback)}.", "callbacks")
-    averaging.make_average(full["average"], full["steps"])
+    make_average(full["average"], full["steps"])
     return full
 
 
@@ -65,9 +62,14 @@ def make_optimizer(options: FitOptions, parameters: list[nn.Parameter]) -> Optim
     if not isinstance(made, Optimizer):
         raise InputError(f"must return a torch optimizer, got {type(made).__name__}.", "optimizer")
     for group in made.param_groups:
-        if not float(group.get("lr", 1.0)) > 0:  # NaN too
+        if not learning_rate(group) > 0:  # NaN too
             raise InputError(f"the learning rate must be positive, got lr={group['lr']}.")
     return made
+
+
+def learning_rate(group: Mapping[str, Any]) -> float:
+    """That of a group of an optimizer's parameters; 1 where it has none."""
+    return float(group.get("lr", 1.0))
 
 
 def make_schedule(options: FitOptions, optimizer: Optimizer) -> LRScheduler | None:
@@ -77,10 +79,9 @@ def make_schedule(options: FitOptions, optimizer: Optimizer) -> LRScheduler | No
     if isinstance(schedule, str):
         return LambdaLR(optimizer, partial(schedule_factor, schedule, options["steps"]))
     made = schedule(optimizer)
-    if not isinstance(made, LRScheduler):
-        raise InputError(f"must return a torch scheduler, got {type(made).__name__}.", "schedule")
-    if isinstance(made, ReduceLROnPlateau):
-        raise InputError("ReduceLROnPlateau needs a metric after every step, and there is none.", "schedule")
+    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+        got = f"which is stepped after every step and needs no metric; got {type(made).__name__}"
+        raise InputError(f"must return a torch scheduler, {got}.", "schedule")
     return made
 
 
@@ -113,5 +114,6 @@ def plain(value: Any) -> Any:
         return [plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    described = isinstance(value, (torch.dtype, torch.device)) or not hasattr(value, "__dict__")
-    return getattr(value, "__qualname__", None) or (str(value) if described else type(value).__qualname__)
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    return getattr(value, "__qualname__", None) or type(value).__qualname__

@@ -13,85 +13,75 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.errors import InputError, shown
-from shoal.tensors import widest
 
 
 class Processes:
     """Those that ``torchrun`` or ``accelerate launch`` started; otherwise this one alone.
 
-    Every process holds the whole model and a share of each domain's batch.
+    Every process has the whole model, and of every batch each has as many examples.
     """
 
     def __init__(self, device: str | torch.device | None = None) -> None:
-        self.count, self.index = 1, 0
+        self.count, self.index, self.device = 1, 0, pick_device(device)
         if together():
-            self.device = self._join(None if device is None else named_device(device))
-        else:
-            self.device = pick_device(device)
+            self._join(None if device is None else torch.device(device))
 
-    def _join(self, wanted: torch.device | None) -> torch.device:
-        """Enter the group of processes; the device of this one."""
+    def _join(self, wanted: torch.device | None) -> None:
         if not dist.is_initialized():
-            cuda = wanted.type == "cuda" if wanted else torch.cuda.is_available()
-            dist.init_process_group("nccl" if cuda else "gloo")
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            atexit.register(_end_together)
         self.count, self.index = dist.get_world_size(), dist.get_rank()
-        device = torch.device("cpu")
-        # CUDA that is asked for by name works with gloo too, which copies through the CPU.
-        by_name = wanted is not None and wanted.type == "cuda" and torch.cuda.is_available()
-        if "nccl" in str(dist.get_backend()) or by_name:
-            local = int(os.environ.get("LOCAL_RANK", self.index % max(1, torch.cuda.device_count())))
-            named = wanted is not None and wanted.index is not None
-            device = wanted if named and wanted else torch.device("cuda", local)
-            torch.cuda.set_device(device)
-        if wanted is not None and wanted.type != device.type:
+        nccl = "nccl" in str(dist.get_backend())
+        if nccl and self.device.type != "cuda":
             raise InputError(
-                f"device={str(wanted)!r}, but the processes were started together on {device}; "
-                "launch them all for the same kind of device."
+                f"{str(wanted)!r}, but the processes were started for CUDA; launch all for the same kind.",
+                "device",
             )
-        abandon()  # registered once
-        atexit.register(_end_together)
-        return device
-
-    @classmethod
-    def alone(cls, device: torch.device) -> Processes:
-        """This process, whatever others there are."""
-        one = cls.__new__(cls)
-        one.count, one.index, one.device = 1, 0, device
-        return one
+        if wanted is None and not nccl:
+            self.device = torch.device("cpu")
+        elif self.device.type == "cuda":  # also with gloo, which copies through the CPU
+            if wanted is None or wanted.index is None:
+                self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.index)))
+            torch.cuda.set_device(self.device)
 
     @property
     def main(self) -> bool:
-        """The one that writes and shows."""
+        """Whether this is the one that writes and shows."""
         return self.index == 0
 
-    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Sums over processes, in one message for all tensors of a type."""
-        sums: list[Tensor] = list(tensors)
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Means over processes, in one message for all tensors of a type."""
+        means = list(tensors)
         if self.count == 1:
-            return sums
+            return means
         for kind in dict.fromkeys(t.dtype for t in tensors):  # in the same order everywhere
             which = [i for i, t in enumerate(tensors) if t.dtype == kind]
             flat = torch.cat([tensors[i].reshape(-1) for i in which])
             dist.all_reduce(flat)
-            parts = flat.split([tensors[i].numel() for i in which])
+            parts = flat.div_(self.count).split([tensors[i].numel() for i in which])
             for i, part in zip(which, parts, strict=True):
-                sums[i] = part.view(tensors[i].shape)
-        return sums
+                means[i] = part.view(tensors[i].shape)
+        return means
 
-    def numbers(self, *values: float) -> list[float]:
-        """Sums of a few numbers over processes."""
-        if self.count == 1:
-            return list(values)
-        (total,) = self.sum([torch.tensor(values, dtype=widest(self.device), device=self.device)])
-        return list(total.tolist())
+    def rows(self, part: Tensor) -> Tensor:
+        """The rows of all processes, of which each has every n-th."""
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.count)]
+        dist.all_gather(parts, part.contiguous())
+        return torch.stack(parts, 1).flatten(0, 1)
 
-    def broadcast(self, value: Any) -> Any:
-        """What the main process has; the others' ``value`` is ignored."""
-        if self.count == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
-        return box[0]
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The tensor of the main process."""
+        if self.count > 1:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(tensor, 0)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every process, that of the main one first."""
+        values = [value] * self.count
+        if self.count > 1:
+            dist.all_gather_object(values, value)
+        return values
 
 
 def together() -> bool:
@@ -100,30 +90,16 @@ def together() -> bool:
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:
-    """The device named, or CUDA where there is one, else the CPU."""
-    named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device is not None:
-        named = named_device(device)
-        try:
-            torch.empty(0, device=named)
-        except (RuntimeError, AssertionError, ImportError) as error:
-            raise InputError(f"device={str(device)!r}: torch finds no such device here.") from error
-    if named.type == "cuda" and named.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return named
-
-
-def named_device(device: str | torch.device) -> torch.device:
-    """The device of this name, whether or not it exists."""
+    """The device of this name; by default CUDA where there is one, else the CPU."""
     try:
-        named = torch.device(device) if isinstance(device, (str, torch.device)) else None
-    except (RuntimeError, ValueError):
-        named = None
-    if named is None or named.type == "meta" or (named.type == "cpu" and named.index):
-        raise InputError(
-            f"device={shown(device)} is not a device for training: use 'cpu', 'cuda' or 'cuda:1'."
-        )
-    return named
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError) as error:
+        message = f"{shown(device)} is not a device that torch finds here, such as 'cpu', 'cuda' or 'cuda:1'."
+        raise InputError(message, "device") from error
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
 
 
 def abandon() -> None:
@@ -142,11 +118,7 @@ def leave(code: int) -> None:
 
 
 def _end_together() -> None:
-    """At the end of the program processes wait for each other before they close their connections.
-
-    Without it gloo now and then aborts one that is still talking. One that ends with an error does not wait:
-    the others may never come.
-    """
+    """Wait for the others, which gloo may abort while they still talk, unless this one ends with an error."""
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.barrier()
         dist.destroy_process_group()

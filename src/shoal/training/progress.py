@@ -2,89 +2,75 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.terminal import clean
-from shoal.training.callbacks import Callback, State
-
-if TYPE_CHECKING:
-    from shoal.training.evaluate import Scores
 
 EVERY = 10.0
 """Seconds between two lines where the output is no terminal."""
 
 
-class ProgressFunction(Callback):
-    """Calls a function with the step and a note now and then."""
-
-    def __init__(self, function: Callable[[int, str], None]) -> None:
-        self.function = function
-
-    def on_progress(self, state: State) -> None:
-        self.function(state.step, state.note)
-
-
-class Progress(Callback):
+class Progress:
     """On stderr: a live bar on a terminal, elsewhere a plain line every ten seconds.
 
     A stream that fails, such as that of a closed terminal, ends the progress and not the training.
+
+    Args:
+        label: what the bar is of.
+        steps: number of steps.
+        shown: whether anything is shown, or a function that is called with the step and a note instead.
     """
 
-    def __init__(self, label: str, steps: int, shown: bool = True) -> None:
+    def __init__(self, label: str, steps: int, shown: bool | Callable[[int, str], None] = True) -> None:
         self.label, self.steps = clean(label), steps
+        self.function = shown if callable(shown) else None
         stream: Any = sys.stderr
         self.stream: Any = getattr(stream, "stream", stream)  # all text is cleaned here
-        self.shown = shown and self.stream is not None
+        self.shown = shown is True and self.stream is not None
         self.terminal = bool(self.shown and self.stream.isatty()) and os.environ.get("TERM") != "dumb"
         self._bar: Any = None
-        self.first = self.step = 0
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Steps are counted, and their time is taken, from here on."""
+        self.first = self.step = step
         self.began = self.printed = time.monotonic()
-
-    def on_start(self, state: State) -> None:
-        self.first = self.step = state.step
-        self.began = self.printed = time.monotonic()
-
-    def on_progress(self, state: State) -> None:
-        self.update(state.step, state.note)
-
-    def on_end(self, state: State) -> None:
-        self.close()
 
     @contextmanager
-    def phase(self, text: str = "") -> Iterator[None]:
+    def phase(self, text: str) -> Iterator[None]:
         """Shows what is done within the block."""
         opened = self._bar is None
-        if text:
-            self.update(self.step, text)
+        self.show(text)
         try:
             yield
         finally:
-            if opened and text:
+            if opened:
                 self.close()
 
-    def count(self, text: str, done: int, total: int) -> None:
-        """Shows how much is done of what a step of the training waits for."""
-        self.update(self.step, f"{text} {done:,}/{total:,}")
-
     def update(self, step: int, note: str = "") -> None:
-        """Show the step and a note; on a terminal at once."""
+        """Show the step and a note; the function is told as well."""
+        self.step = step
+        if self.function is not None:
+            self.function(step, note)
+        self.show(note)
+
+    def show(self, note: str) -> None:
+        """Show a note; on a terminal at once."""
         if not self.shown:
             return
-        self.step, note = step, clean(note)
         try:
             if self.terminal:
-                self._draw(note)
+                self._draw(clean(note))
             elif time.monotonic() - self.printed >= EVERY:
-                self._print(note)
+                self._print(clean(note))
         except (OSError, ValueError):
-            self.shown = self.terminal = False
+            self.shown = False
 
     def _print(self, note: str) -> None:
         self.printed, left = time.monotonic(), ""
@@ -112,20 +98,3 @@ class Progress(Callback):
             with suppress(OSError, ValueError):
                 self._bar.stop()
             self._bar = None
-
-
-def losses_note(losses: Mapping[str, float], most: int = 3) -> str:
-    """Such as "oslo 0.31 lima 0.35 … (12 more)": all, or only the highest."""
-    names = list(losses)
-    if len(names) > most:
-        names = sorted(losses, key=lambda n: -math.inf if math.isnan(losses[n]) else -losses[n])[:most]
-    more = f" … ({len(losses) - most:,} more)" if len(losses) > most else ""
-    return " ".join(f"{clean(name)} {losses[name]:.3g}" for name in names) + more
-
-
-def scores_note(split: str, scores: Scores) -> str:
-    """Such as "test 81.2%": what selects, named unless it is plain accuracy."""
-    name = scores.metric if scores.selects is None else scores.selects
-    if name == "accuracy":
-        return f"{split} {scores.selection_score:.1%}"
-    return f"{split} {name} {scores.selection_score:.3g}"

@@ -266,7 +266,7 @@ def _initial_weights(setup: Setup, journal: Journal | None) -> dict[str, Tensor]
     if journal is None:
         return weights
     path = journal.folder.path / INITIAL
-    if setup.processes.broadcast(path.exists()):
+    if setup.processes.gather(path.exists())[0]:
         return load_weights(path)
     journal.write(INITIAL, save(weights))
     return weights

@@ -144,7 +144,7 @@ class Selection(Callback):
 
     def _inputs(self, batches: MetaBatchLoader) -> Iterator[Any]:
         for number, batch in enumerate(batches):
-            self.setup.progress.count(REFRESHING, number, len(batches))
+            self.setup.progress.show(f"{REFRESHING} {number:,}/{len(batches):,}")
             yield batch.x
 
     # At the end

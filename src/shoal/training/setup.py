@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -24,24 +23,22 @@ from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
 from shoal.options import FitOptions
 from shoal.tensors import map_nest
-from shoal.training.engine import Engine, Precision, cannot_accumulate
+from shoal.training.engine import Engine, cannot_accumulate
 from shoal.training.evaluate import Evaluator
 from shoal.training.examine import Examined, check_comparison, check_loss, examine, why_unscored
+from shoal.training.fine_tuning import L2SP, Rates, head_for
 from shoal.training.metrics import choose_metrics
-from shoal.training.options import SPLITS, make_optimizer, make_schedule, uses_swad
+from shoal.training.options import SPLITS, learning_rate, make_optimizer, make_schedule, uses_swad
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 
-NUMBERS = {"cpu": 2**22, "cuda": 2**26}
-"""The most numbers that a batch may become in any operation of an evaluation."""
-OF_MEMORY = 512
-"""On CUDA it may be more: a number for so many bytes of the device's memory."""
+NUMBERS, OF_MEMORY = 2**22, 512
+"""The most numbers that a batch may become in any operation of an evaluation; on CUDA a number for so many
+bytes of the device's memory."""
 TRAIN_SAMPLE = 5000
 """Examples of the training domains that are evaluated, unless the user says how many."""
-EVALUATIONS = (10, 5, 4, 2, 1)
-"""How many there may be by default: divisors of most numbers of steps."""
-SWAD_EVALUATIONS = 20
-"""By default with SWAD, which starts and ends by them."""
+EVALUATIONS, SWAD_EVALUATIONS = (10, 5, 4, 2, 1), 20
+"""How many there may be by default, divisors of most numbers of steps; with SWAD, which ends by them, 20."""
 CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 
@@ -76,8 +73,7 @@ class Setup:
         frozen: Literal["train", "eval"] = "eval",
     ) -> None:
         cls = algorithm_class(algorithm)
-        self.options, self.data, self.stage, self.only = options, data, stage, only
-        self.frozen = frozen
+        self.options, self.data, self.stage, self.only, self.frozen = options, data, stage, only, frozen
         self.processes = processes or Processes(options["device"])
         self.device = self.processes.device
         self.model = model.to(self.device)
@@ -86,13 +82,17 @@ class Setup:
         self.examples: Any = examples.to(self.device) if isinstance(examples, InMemory) else examples
         self.splits: list[str] = [s for s in SPLITS if s in data.splits]
         self.select = options["select"] or ("best" if "validation" in self.splits else "last")
-        self._check_validation()
-        self.precision, self.channels_last = self._formats()
-        shown = options["progress"] is True and self.processes.main
-        self.progress = Progress(self.label, options["steps"], shown)
+        # By default pretrained image models compute in bf16 with channels last on CUDA.
+        images = bool(getattr(model, "weights", "")) and any(p.ndim == 4 for p in model.parameters())
+        images = images and self.device.type == "cuda" and torch.cuda.is_bf16_supported(False)
+        self.precision = options["precision"] or ("bf16" if images else "fp32")
+        self.channels_last = (options["memory_format"] or images) in ("channels-last", True)
+        self.progress = Progress(
+            self.label, options["steps"], options["progress"] if self.processes.main else False
+        )
         # Reading examples may draw random numbers.
         with seeded(options["seed"]), self.progress.phase("reading data"):
-            found = self._build(algorithm, cls, horizon)
+            found = self._examine(algorithm, cls, horizon)
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options["batch_size"],
@@ -101,63 +101,36 @@ class Setup:
             seed=options["seed"],
             steps=options["steps"],
         )
-        check_comparison(self.algorithm, data, self.sampler)
-        self.algorithm.check_step(self.sampler.domains_per_step)
-        if options["loss"] is not None or found.weighted:
-            check_loss(self.loss, found, self.algorithm, self._pieces())
+        self._check(found)
         with only_trained(model, only):
-            self.engine = self._make_engine()
-        self.schedule = make_schedule(options, self.engine.optimizer)
-        if self.rates is not None:
-            self.rates.check(self.schedule)
-        self.eval_batch = options["eval_batch"] or max(1, min(1024, _numbers(self.device) // found.numbers))
+            self._make_engine()
+        self.eval_batch = options["eval_batch"] or max(
+            1, min(1024, _most_numbers(self.device) // found.numbers)
+        )
         limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
         if options["eval_limit"] is not None:
             limits = dict.fromkeys(self.splits, options["eval_limit"])
         self.evaluator = self.evaluator_of(self.splits, limits)
         self.eval_every = options["eval_every"] or self._default_eval_every()
         if options["compile"]:
-            self._compile()
+            parts = self.algorithm.needs_features and self.algorithm.extractor is None
+            for module in [model.features, model.head] if parts else [model]:  # what the engine calls
+                _compile(module)  # type: ignore[arg-type]
 
-    def _check_validation(self) -> None:
-        options = self.options
-        needed = self.select == "best" or options["patience"] or options["warm_start"] == "plateau"
-        needed = needed or options["wise_ft"] == "validation" or options["retrain"]
-        if (needed or uses_swad(options)) and "validation" not in self.splits:
-            raise InputError(
-                "select='best', average='swad', warm_start='plateau', wise_ft='validation', retrain=True and "
-                "patience require validation data."
-            )
-
-    def _formats(self) -> tuple[Precision, bool]:
-        """The precision, and whether images have their channels last in memory.
-
-        By default pretrained image models compute in bf16 with channels last on CUDA.
-        """
-        options, weights = self.options, getattr(self.model, "weights", "")
-        images = bool(weights) and any(p.ndim == 4 for p in self.model.parameters())
-        images = images and self.device.type == "cuda"
-        launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        precision: Any = options["precision"] or (launched if launched in ("fp32", "bf16") else None)
-        if precision is None:
-            precision = "bf16" if images and torch.cuda.is_bf16_supported(False) else "fp32"
-        return precision, options["memory_format"] == "channels-last" or (
-            options["memory_format"] is None and images
-        )
-
-    def _build(self, algorithm: str | type[Algorithm], cls: type[Algorithm], horizon: int | None) -> Examined:
-        """The task, the loss, the algorithm, and what belongs to a pretrained model."""
-        options, model, data = self.options, self.model, self.data
+    def _examine(
+        self, algorithm: str | type[Algorithm], cls: type[Algorithm], horizon: int | None
+    ) -> Examined:
+        """Finds out the task and the loss, and builds the algorithm."""
+        options, model = self.options, self.model
         if isinstance(options["loss"], nn.Module):
             options["loss"].to(self.device)  # its class weights
-        settings = check_settings(cls, options["settings"])
+        settings, extractor = check_settings(cls, options["settings"]), None
         layer = settings.get("features")
-        extractor = None
         if cls.needs_features and (layer is not None or not isinstance(model, FeatureModel)):
             extractor = FeatureExtractor(model, layer)
             extractor.close()
         found = examine(
-            model, data, self.examples, self.device, options["classes"], options["loss"], extractor
+            model, self.data, self.examples, self.device, options["classes"], options["loss"], extractor
         )
         self.example = found.x
         self.task = replace(found.task, steps=horizon or options["steps"])
@@ -166,99 +139,99 @@ class Setup:
             settings |= {"features": extractor.layer}
         self.algorithm = build(algorithm, model, self.loss, self.task, **settings).to(self.device)
         self.algorithm.check_input(found.x)
-        self._make_fine_tuning(found.x)
         if self.splits and (why := why_unscored(found)):
             if self.splits != ["train"]:
                 raise InputError(f"{why}; give the model one output, or no validation and test data.")
-            warnings.warn(f"{why}: nothing is evaluated.", stacklevel=5)
+            warn(f"{why}: nothing is evaluated.", stacklevel=5)
             self.splits = []
-        self.metrics, self.selects = choose_metrics(options["metric"], data.measures, self.task.kind)
+        self.metrics, self.selects = choose_metrics(options["metric"], self.data.measures, self.task.kind)
         return found
 
-    def _make_fine_tuning(self, x: Any) -> None:
-        """MIRO and L2-SP, as parts of the algorithm, with which they are moved, trained and saved."""
+    def _check(self, found: Examined) -> None:
+        """Refuses what does not go together."""
+        options, algorithm, count = self.options, self.algorithm, self.processes.count
+        name, size, accumulate = type(algorithm).__name__, options["batch_size"], options["accumulate"]
+        validated = self.select == "best" or options["patience"] or options["warm_start"] == "plateau"
+        validated = (
+            validated or options["wise_ft"] == "validation" or options["retrain"] or uses_swad(options)
+        )
+        if validated and "validation" not in self.splits:
+            raise InputError(
+                "select='best', average='swad', warm_start='plateau', wise_ft='validation', retrain=True and "
+                "patience require validation data."
+            )
+        check_comparison(algorithm, self.data, self.sampler)
+        algorithm.check_step(self.sampler.domains_per_step)
+        if algorithm.second_order and (options["compile"] or options["miro"]):
+            which = "compile" if options["compile"] else "miro"
+            raise InputError(f"cannot be used with {name}, which differentiates the model twice.", which)
+        if size % count:
+            raise InputError(f"{size} is split over {count} processes; it must be a multiple.", "batch_size")
+        if accumulate > size // count:
+            raise InputError(
+                f"{accumulate} is more than the {size // count} examples of a batch.", "accumulate"
+            )
+        if accumulate > 1 and (
+            type(algorithm).objective is not Algorithm.objective or algorithm.second_order
+        ):
+            raise InputError(cannot_accumulate(algorithm, accumulate))
+        if options["loss"] is not None or found.weighted:
+            pieces = f"accumulate={accumulate}" if accumulate > 1 else None
+            check_loss(self.loss, found, algorithm, "training in several processes" if count > 1 else pieces)
+
+    def _make_engine(self) -> None:
+        """The optimizer, its schedule, and what belongs to fine-tuning.
+
+        MIRO and L2-SP are parts of the algorithm, with which they are moved, trained and saved.
+        """
         from shoal.models.features import find_head
-        from shoal.training.fine_tuning import L2SP, head_for
         from shoal.training.miro import Miro
 
         options, model, algorithm = self.options, self.model, self.algorithm
         self.miro: Miro | None = None
-        self.l2_sp: L2SP | None = None
         if options["miro"]:
-            if algorithm.second_order:
-                raise InputError(
-                    f"miro={options['miro']:g} cannot be added to {type(algorithm).__name__}, which "
-                    "computes its own gradients; remove miro."
-                )
-            self.miro = Miro(model, find_head(model, x), options["miro"], x)
+            self.miro = Miro(model, find_head(model, self.example), options["miro"], self.example)
             algorithm.add_module("miro", self.miro)
-        self.head = head_for(options, model, x)
-        if options["l2_sp"] is not None:
-            assert self.head is not None
-            self.l2_sp = L2SP(model, self.head, options["l2_sp"])
+        head = head_for(options, model, self.example)
+        self.l2_sp: L2SP | None = None
+        if options["l2_sp"] is not None and head is not None:
+            self.l2_sp = L2SP(model, head, options["l2_sp"])
             algorithm.add_module("l2_sp", self.l2_sp)
-
-    def _pieces(self) -> str | None:
-        """Why batches are taken in pieces, if they are."""
-        if self.options["accumulate"] > 1:
-            return f"accumulate={self.options['accumulate']}"
-        return f"training in {self.processes.count} processes" if self.processes.count > 1 else None
-
-    def _make_engine(self) -> Engine:
-        from shoal.training.fine_tuning import Rates
-
-        options, count, algorithm = self.options, self.processes.count, self.algorithm
-        size, accumulate = options["batch_size"], options["accumulate"]
-        if options["compile"] and algorithm.second_order:
-            raise InputError(
-                f"{type(algorithm).__name__} uses second derivatives, which compiled models do not "
-                "support; remove compile."
-            )
-        if size < count:
-            raise InputError(
-                f"batch_size={size} is split over {count} processes; it must be at least {count}."
-            )
-        if accumulate > size // count:
-            raise InputError(
-                f"accumulate={accumulate} pieces of {size // count} examples; it must be at most "
-                f"{size // count}."
-            )
-        overridden = type(algorithm).objective is not Algorithm.objective
-        if accumulate > 1 and (overridden or algorithm.second_order):
-            raise InputError(cannot_accumulate(algorithm, accumulate))
         auxiliary = algorithm.auxiliary_optimizers()
         optimizer = make_optimizer(options, trained_parameters(algorithm, auxiliary))
         if self.miro is not None:
             self.miro.own_rate(optimizer)
-        self.rates = None if self.head is None else Rates(optimizer, options, self.model, self.head)
-        algorithm.prepare(optimizer, self.rates.base if self.rates else _rate(optimizer))
-        engine = Engine(
+        self.rates = None if head is None else Rates(optimizer, options, model, head)
+        base = self.rates.base if self.rates else learning_rate(optimizer.param_groups[0])
+        algorithm.prepare(optimizer, base)
+        self.engine = Engine(
             algorithm,
             optimizer,
             self.processes,
-            share=len(range(self.processes.index, size, count)) / size,
             precision=self.precision,
             clip=options["clip"],
-            accumulate=accumulate,
+            accumulate=options["accumulate"],
             auxiliary=auxiliary,
         )
-        engine.extra_loss = self.miro
+        self.engine.extra_loss = self.miro
         if self.l2_sp is not None:
-            engine.gradient_hooks.append(self.l2_sp.added)
-        return engine
+            self.engine.gradient_hooks.append(self.l2_sp.added)
+        self.schedule = make_schedule(options, optimizer)
+        if self.rates is not None:
+            self.rates.check(self.schedule)
 
     @property
     def lr(self) -> float:
         """The learning rate now, of what has none of its own."""
-        return self.rates.now if self.rates else _rate(self.engine.optimizer)
+        return self.rates.now if self.rates else learning_rate(self.engine.optimizer.param_groups[0])
 
     def _default_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
         options, sampler = self.options, self.sampler
-        trained = options["steps"] * sampler.domains_per_step * sampler.batch_size
-        each = sum(map(len, self.evaluator.which.values()))
         if uses_swad(options):
             return -(-options["steps"] // SWAD_EVALUATIONS)
+        trained = options["steps"] * sampler.domains_per_step * sampler.batch_size
+        each = sum(map(len, self.evaluator.which.values()))
         asked = options["patience"] is not None  # evaluations are part of it
         fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
         return math.ceil(options["steps"] / max([1, *fits]))
@@ -279,7 +252,7 @@ class Setup:
             metrics=self.metrics,
             selects=self.selects,
             uncounted=self.data.uncounted,
-            watch=lambda split, done, total: self.progress.count(f"evaluating {split}", done, total),
+            watch=lambda split, done, total: self.progress.show(f"evaluating {split} {done:,}/{total:,}"),
             label_scale=self.data.label_scale,
         )
 
@@ -298,7 +271,12 @@ class Setup:
 
     def enter(self, x: Any) -> Any:
         """Inputs, laid out in memory as the weights are."""
-        return map_nest(_channels_last, x) if self.channels_last else x
+
+        def channels_last(part: Any) -> Any:
+            images = isinstance(part, Tensor) and part.ndim == 4
+            return part.contiguous(memory_format=torch.channels_last) if images else part
+
+        return map_nest(channels_last, x) if self.channels_last else x
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -320,20 +298,12 @@ class Setup:
         if self.only is not None:
             self.only.train()
 
-    def _compile(self) -> None:
-        """As ``model.compile()`` of what the engine calls, which leaves ``nn.Sequential`` as it is."""
-        called: list[nn.Module] = [self.model]
-        if self.algorithm.needs_features and self.algorithm.extractor is None:
-            called = [self.model.get_submodule(name) for name in ("features", "head")]
-        for module in called:
-            module._compiled_call_impl = _compiled(module)
-
 
 @contextmanager
 def only_trained(model: nn.Module, part: nn.Module | None) -> Iterator[None]:
     """Within the block no parameter outside ``part`` requires a gradient; ``None``: nothing changes."""
-    own = {id(p) for p in (model if part is None else part).parameters()}
-    frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+    own = set((model if part is None else part).parameters())
+    frozen = [p for p in model.parameters() if p.requires_grad and p not in own]
     try:
         for p in frozen:
             p.requires_grad_(False)
@@ -343,8 +313,8 @@ def only_trained(model: nn.Module, part: nn.Module | None) -> Iterator[None]:
             p.requires_grad_(True)
 
 
-def _compiled(module: nn.Module) -> Any:
-    """A compiled call of the module; one that cannot be compiled runs as it is, with the same result."""
+def _compile(module: nn.Module) -> None:
+    """As ``module.compile()``; one that cannot be compiled runs as it is, with the same result."""
     plain = module._call_impl
     compiled = torch.compile(lambda *args, **kwargs: plain(*args, **kwargs))
 
@@ -359,22 +329,10 @@ def _compiled(module: nn.Module) -> Any:
             logging.getLogger("shoal").warning(message)
             return result
 
-    return call
+    module._compiled_call_impl = call
 
 
-def _channels_last(x: Any) -> Any:
-    """Every tensor (B, c, h, w) with its channels last in memory; the values are the same."""
-    if isinstance(x, Tensor) and x.ndim == 4:
-        return x.contiguous(memory_format=torch.channels_last)
-    return x
-
-
-def _rate(optimizer: torch.optim.Optimizer) -> float:
-    return float(optimizer.param_groups[0].get("lr", 1.0))
-
-
-def _numbers(device: torch.device) -> int:
-    """What a batch may become in any operation of an evaluation."""
+def _most_numbers(device: torch.device) -> int:
     if device.type != "cuda":
-        return NUMBERS.get(device.type, NUMBERS["cuda"])
-    return max(NUMBERS["cuda"], torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)
+        return NUMBERS
+    return max(2**26, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)

@@ -76,7 +76,7 @@ class Diverged(RuntimeError):
 
 @contextmanager
 def isolated_rng(device: torch.device, deterministic: bool = False) -> Iterator[None]:
-    """Trainings in this block leave the random numbers outside as they were.
+    """Trainings in this block leave random state outside as it was, and with it how kernels are chosen.
 
     Kernels are deterministic within it, if ``deterministic`` is set.
     """

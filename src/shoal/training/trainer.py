@@ -21,9 +21,8 @@ from shoal.tensors import like
 from shoal.training.agreement import Tracking
 from shoal.training.callbacks import Callback, Callbacks, Point, State
 from shoal.training.capture import Steps
-from shoal.training.monitor import Monitor, Window
+from shoal.training.monitor import Monitor
 from shoal.training.options import plain
-from shoal.training.progress import ProgressFunction
 from shoal.training.selection import Selection
 from shoal.training.setup import Setup
 from shoal.training.stopping import Interrupted, Signals, isolated_rng
@@ -37,8 +36,6 @@ LOG_EVERY = 50
 LONGEST, SECONDS = 50, 0.5
 """The most steps between two readings of losses off the device, and about as long as they should take."""
 CHECKPOINT_SECONDS = 300.0
-SLOW_START = 60.0
-"""For so many seconds the display says that the model is being compiled or steps captured."""
 KERNELS = ("foreach", "fused", "capturable")
 
 
@@ -51,20 +48,14 @@ class Trainer:
     """
 
     def __init__(self, setup: Setup, *, last: bool = True) -> None:
-        options, main = setup.options, setup.processes.main
-        self.setup, self.model = setup, setup.model
-        self.state = State(
-            setup.label, setup.stage, options["steps"], setup.model, setup.engine.optimizer, last, main
-        )
+        options = setup.options
+        self.setup, self.model, self.progress, self.last = setup, setup.model, setup.progress, last
+        self.state = State(setup.label, setup.stage, options["steps"], setup.model, setup.engine.optimizer)
         self.monitor = Monitor(setup, self.state)
         self.selection = Selection(self)
-        self.progress = setup.progress
-        shown: Callback = setup.progress
-        if main and callable(options["progress"]):
-            shown = ProgressFunction(options["progress"])
         self.tracking = Tracking(setup, self.write_line) if options["track_every"] is not None else None
-        tracked = [self.tracking] if self.tracking is not None else []
-        self.callbacks = Callbacks([self.selection, shown, *tracked], options["callbacks"])
+        internal: list[Callback] = [self.selection, *([self.tracking] if self.tracking else [])]
+        self.callbacks = Callbacks(internal, options["callbacks"])
         self.steps = Steps(setup.engine, options["capture"], setup.schedule)
         self.journal: Journal | None = None
         self.signals = Signals(watch=False)
@@ -98,13 +89,13 @@ class Trainer:
         ):
             try:
                 if journal is not None:
+                    self.state.folder = journal.folder.path
                     if (checkpoint := journal.restore()) is not None:
                         self.load_state_dict(checkpoint)
-                    self.callbacks.add(journal.loggers)
-                    self.state.folder = journal.folder.path
                 self._train()
             finally:
                 self.selection.close()
+                self.progress.close()
                 self.seconds += time.monotonic() - self._began
         return self.selection.restore()
 
@@ -113,13 +104,13 @@ class Trainer:
         try:
             self.callbacks("on_start", state)
             self.setup.train_mode()
+            self.progress.start(state.step)
             self.monitor.start()
             loader = self.setup.loader(self.setup.sampler, state.step, state.steps)
             state.gather = loader.gather
             with closing(loader):
                 self._loop(loader.draws() if isinstance(self.setup.examples, InMemory) else iter(loader))
             self.selection.finish()
-            state.seconds = self._seconds_now()
         except BaseException:
             with suppress(Exception):
                 self.callbacks("on_end", state)
@@ -127,38 +118,37 @@ class Trainer:
         self.callbacks("on_end", state)
 
     def _loop(self, batches: Iterator[MetaBatch | Draw]) -> None:
-        state, chunk = self.state, 1
+        state, setup, chunk = self.state, self.setup, 1
+        if setup.options["compile"] or self.steps.reason is None:
+            self.progress.show("compiling or capturing the first steps")
         while not self.finished:
             began, first = time.monotonic(), state.step
-            with self.progress.phase(self._slow_start()):
-                self._advance(batches, self._next_stop(chunk))
-            self.progress.step = state.step
-            if self.tracking is not None:
-                self.tracking.flush()
+            self._advance(batches, self._next_stop(chunk))
             self.monitor.read()
             if state.step % LOG_EVERY == 0:
                 self.write_line(self.monitor.line())
-            if evaluated := state.step % self.setup.eval_every == 0 or state.step >= state.steps:
+            if evaluated := state.step % setup.eval_every == 0 or state.step >= state.steps:
                 self._evaluate()
-            state.note = self.monitor.note()
-            self.callbacks("on_progress", state)
+            if setup.processes.main:
+                self.progress.update(state.step, self.monitor.note())
             pace = (state.step - first) / max(time.monotonic() - began, 1e-9)
             chunk = self._save_if_due(evaluated, max(1, min(LONGEST, int(pace * SECONDS))))
 
     def _advance(self, batches: Iterator[MetaBatch | Draw], stop: int) -> None:
         """To step ``stop``, or after a signal to the next step."""
         setup, state = self.setup, self.state
-        first, alone = state.step, setup.processes.count == 1
+        first, alone = state.step, setup.engine.alone
+        by_domain = setup.sampler.draw in ("domains", "one-domain")
         seeds = key(setup.options["seed"], NUMBERS, np.arange(first, stop), setup.processes.index).tolist()
         for seed in seeds:
             if self.signals.asked and alone and state.step > first:
                 return
-            state.batch = next(batches)
+            batch = state.batch = next(batches)
             # Random numbers are a function of the step, so that nothing of them has to be remembered.
             seed_all(seed, setup.device)
             self.callbacks("before_step", state)
             log = self.steps(state, seed)
-            self.monitor.add(log)
+            self.monitor.add(log, batch.ids if by_domain else None)
             state.step += 1
             state.losses = log["losses"]
             if setup.schedule is not None:
@@ -179,8 +169,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self.monitor.check_weights()
-        point = self.selection.evaluate(self.monitor.since_point.means.get("loss", np.nan))
-        self.monitor.since_point = Window()
+        point = self.selection.evaluate(self.monitor.since_point.take().get("loss", np.nan))
         self.history.append(point)
         scores = point.to_dict()["scores"]
         self.write_line({"phase": self.setup.stage, "step": point.step, "scores": scores})
@@ -188,45 +177,33 @@ class Trainer:
 
     def write_line(self, line: Mapping[str, Any]) -> None:
         """Write a line of the log."""
-        self.state.seconds = self._seconds_now()
-        self.state.line = {**line, "seconds": round(self.state.seconds, 3)}
+        self.state.line = {**line, "seconds": round(self._seconds_now(), 3)}
+        if self.journal is not None:
+            self.journal.line(self.state.line)
         self.callbacks("on_log", self.state)
 
     def _seconds_now(self) -> float:
         return self.seconds + time.monotonic() - self._began
 
-    def _slow_start(self) -> str:
-        """What may make the first steps slow."""
-        if self._seconds_now() > SLOW_START:
-            return ""
-        if self.setup.options["compile"]:
-            return "compiling the model"
-        return "capturing steps" if self.steps.reason is None else ""
-
     # Checkpoints
 
     def _save_if_due(self, evaluated: bool, chunk: int) -> int:
         """Write a checkpoint where it is time, or a signal asks for it; how many steps to go on with."""
-        every, processes = self.setup.options["checkpoint_every"], self.setup.processes
-        asked = self.signals.asked is not None
+        every, journal = self.setup.options["checkpoint_every"], self.journal
         overdue = every is None and time.monotonic() - self._saved > CHECKPOINT_SECONDS
-        if processes.count > 1:  # all do the same: by the main one's pace and clock, and anybody's signal
-            numbers = (chunk, float(overdue)) if processes.main else (0, 0.0)
-            chunks, clocks, askers = processes.numbers(*numbers, float(asked))
-            chunk, overdue, asked = int(chunks), clocks > 0, askers > 0
+        # All processes do the same: by the main one's pace and clock, and anybody's signal.
+        found = self.setup.processes.gather((chunk, overdue, self.signals.asked))
+        chunk, overdue, _ = found[0]
+        asked = next((signal for _, _, signal in found if signal is not None), None)
         regular = evaluated if every is None else self.state.step % every == 0 or self.finished
-        if asked or overdue or regular:
-            self._checkpoint()
-        if self.journal is not None and asked and not (self.finished and self.state.last):
-            raise self._interrupted()
-        return chunk
-
-    def _checkpoint(self) -> None:
-        self._saved = time.monotonic()
-        if self.journal is not None:
+        if journal is not None and (asked or overdue or regular):
+            self._saved = time.monotonic()
             self.monitor.check_weights()
-            if self.journal.checkpoint(self.state.step, self.state_dict()):
+            if journal.checkpoint(self.state.step, self.state_dict()):
                 self.callbacks("on_checkpoint", self.state)
+        if journal is not None and asked and not (self.finished and self.last):
+            raise self._interrupted(journal, int(asked))
+        return chunk
 
     def _parts(self) -> dict[str, Any]:
         """What has a state dict of its own, by its name in checkpoints."""
@@ -268,15 +245,12 @@ class Trainer:
         except RuntimeError as error:
             raise InputError(f"the checkpoint does not fit this model: {error}") from error
 
-    def _interrupted(self) -> Interrupted:
-        assert self.journal is not None
-        number, step, saved = int(self.signals.asked or 15), self.state.step, self.journal.saved
-        if saved is None and self.setup.processes.main:
-            return Interrupted(f"interrupted at step {step}; no checkpoint could be written.", number)
-        where = "which is saved" if saved in (step, None) else f"the last saved step is {saved}"
-        return Interrupted(
-            f"interrupted at step {step}, {where}. Resume with: {self.journal.resume_hint}", number
-        )
+    def _interrupted(self, journal: Journal, number: int) -> Interrupted:
+        step, saved = self.state.step, journal.saved
+        where = f"the last saved step is {saved}" if saved is not None else "and nothing could be saved"
+        if saved == step or not self.setup.processes.main:
+            where = "which is saved"
+        return Interrupted(f"interrupted at step {step}, {where}. Resume with: {journal.resume_hint}", number)
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -313,7 +287,7 @@ def _identity(setup: Setup) -> dict[str, Any]:
         "algorithm": type(setup.algorithm).__name__,
         "precision": setup.precision,
         "optimizer": type(optimizer).__name__,
-        "lr": [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups],
+        "lr": [float(group.get("initial_lr", group.get("lr", 1.0))) for group in optimizer.param_groups],
         "domains": list(train.names)[:1000],
         "sizes": train.sizes.tolist()[:1000],
     }
