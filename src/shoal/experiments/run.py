@@ -34,7 +34,7 @@ from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training.calibration import calibrated
-from shoal.training.checkpoint import Checkpoints, load_weights
+from shoal.training.checkpoint import load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
 from shoal.training.options import complete
@@ -173,7 +173,7 @@ def run(
             setup.model.load_state_dict(load_weights(RunFolder(folder).model))
             _predict(setup, config, folder)
         return ended
-    resumed = Checkpoints(folder / "checkpoints").latest() is not None
+    resumed = RunFolder(folder).checkpoints.latest() is not None
     try:
         job = prepare(config, device, progress, options, resumed)
     except InputError:
@@ -210,7 +210,7 @@ def _run_in_folder(
                 files = partial(model_files, setup, model, content, metadata, calibrated(setup))
                 record = replace(record, files=journal.finish(setup.model.state_dict(), content, files))
             elif weights:
-                journal.record(content)
+                journal.write_record(content)
     return record
 
 

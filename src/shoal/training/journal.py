@@ -15,13 +15,12 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.files import dump_yaml, read_yaml
-from shoal.training.checkpoint import Checkpoints
 from shoal.training.folder import RunFolder
 from shoal.training.loggers import Logger, Metrics, TensorBoard, WeightsAndBiases
 from shoal.training.processes import Processes
 
 
-class Journal:
+class Journal(RunFolder):
     """The log and the checkpoints of a training, in a folder that is locked meanwhile.
 
     Of several processes the main one writes and all of them read. A full disk costs checkpoints, never the
@@ -44,35 +43,32 @@ class Journal:
         config: Mapping[str, Any] | None = None,
         resume_hint: str = "the same command or call",
     ) -> None:
-        self.folder, self.processes = RunFolder(folder), processes
-        self.checkpoints = Checkpoints(self.folder.checkpoints)
-        self.wandb, self.config, self.resume_hint = wandb, config or {}, resume_hint
+        super().__init__(folder)
+        self.processes, self.wandb = processes, wandb
+        self.written_config, self.resume_hint = config or {}, resume_hint
         self.saved: int | None = None
         """The step of the newest checkpoint."""
-        self._loggers: list[Logger] = []
-        self._wandb: Logger | None = None
-        """One for all stages."""
         self._metrics: Metrics | None = None
+        self._loggers: list[Logger] = []
+        self._wandb: list[Logger] = []
+        """The one of all stages, if there is one."""
         self._full = False
 
     def __enter__(self) -> Self:
         if self.processes.main:
-            self.folder.__enter__()
+            super().__enter__()
             if self.wandb:
-                self._wandb = WeightsAndBiases(self.wandb, self.config, self.folder.path)
+                self._wandb = [WeightsAndBiases(self.wandb, self.written_config, self.path)]
         return self
 
     def __exit__(self, *error: object) -> None:
-        for logger in self._loggers:
+        for logger in (*self._loggers, *(self._wandb if self.wandb else ())):
             logger.close()
-        if self.wandb and self._wandb is not None:
-            self._wandb.close()
-        if self.processes.main:
-            self.folder.__exit__()
+        super().__exit__()
 
     def stage(self, name: str) -> Journal:
         """The journal of a stage of a recipe, in a folder of its own."""
-        folder = self.folder.path / "stages" / name.replace(" ", "-")
+        folder = self.path / "stages" / name.replace(" ", "-")
         stage = Journal(folder, self.processes, resume_hint=self.resume_hint)
         stage._wandb = self._wandb
         return stage
@@ -80,25 +76,23 @@ class Journal:
     def restore(self) -> dict[str, Any] | None:
         """The newest checkpoint, if there is one; the log is cut back to where it was."""
         self.saved, state = self.checkpoints.load() or (None, None)
-        if len(seen := set(self.processes.gather(self.saved))) > 1:
-            steps = " and ".join(map(str, seen))
-            raise InputError(
-                f"processes see the checkpoints of steps {steps}: {self.folder.path} must be the same folder "
-                "for all."
-            )
+        if len(steps := set(self.processes.gather(self.saved))) > 1:
+            raise InputError(f"processes see checkpoints of steps {steps}: {self.path} must be one folder.")
         if self.processes.main:
             try:
-                self._metrics = Metrics(self.folder.metrics, state["log"] if state else 0)
+                self._metrics = Metrics(self.path / "metrics.jsonl", state["log"] if state else 0)
             except OSError as error:
-                raise InputError(f"{self.folder.metrics} cannot be written to: {error.strerror}.") from error
+                raise InputError(
+                    f"metrics.jsonl in {self.path} cannot be written: {error.strerror}."
+                ) from error
             self._loggers = [self._metrics]
             if importlib.util.find_spec("tensorboard") is not None:
-                self._loggers.append(TensorBoard(self.folder.path / "tensorboard", self.saved or 0))
+                self._loggers.append(TensorBoard(self.path / "tensorboard", self.saved or 0))
         return state
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Write a line of the log."""
-        for logger in (*self._loggers, *([self._wandb] if self._wandb else [])):
+        for logger in (*self._loggers, *self._wandb):
             logger.log(line)
 
     def checkpoint(self, step: int, state: Mapping[str, Any]) -> bool:
@@ -112,8 +106,8 @@ class Journal:
             if not self._full:
                 latest = "there is none yet" if self.saved is None else f"the latest is that of {self.saved}"
                 warnings.warn(
-                    f"the checkpoint of step {step} could not be written to {self.folder.path} "
-                    f"({error.strerror}); {latest}. Training continues.",
+                    f"the checkpoint of step {step} could not be written to {self.path} ({error.strerror}); "
+                    f"{latest}. Training continues.",
                     stacklevel=2,
                 )
             self._full = True
@@ -121,12 +115,12 @@ class Journal:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write down what is run; a run that is resumed has that of its first start."""
-        if not self.folder.config.exists():
+        if not self.config.exists():
             self.write("config.yaml", dump_yaml(dict(config)).encode())
 
     def read_config(self) -> dict[str, Any]:
         """What is run, as it was written down at the first start."""
-        return dict(read_yaml(self.folder.config))
+        return dict(read_yaml(self.config))
 
     def finish(
         self,
@@ -143,7 +137,7 @@ class Journal:
         contents: dict[str, bytes] = {}
         if weights:  # a baseline has none
             contiguous = {k: v.detach().cpu().clone().contiguous() for k, v in weights.items()}
-            contents[self.folder.model.name] = save(contiguous)
+            contents[self.model.name] = save(contiguous)
         try:
             contents |= files() if files else {}
         except Exception as error:  # whatever it is, a night's training must not end without its record
@@ -153,23 +147,20 @@ class Journal:
         for name, content in contents.items():
             self.write(name, content)
         sums = {k: hashlib.sha256(v).hexdigest() for k, v in contents.items() if k != "card.md"}
-        self.record({**record, "files": sums})
+        self.write_record({**record, "files": sums})
         return sums
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the record, the last file of a run."""
-        self.write(self.folder.record.name, json.dumps(record, default=dict).encode())
+        self.write("record.json", json.dumps(record, default=dict).encode())
 
     def write(self, name: str, content: bytes) -> None:
         """Replace the entry of the folder called ``name``."""
-        if not self.processes.main:
-            return
         try:
-            self.folder.write(name, content)
+            if self.processes.main:
+                super().write(name, content)
         except OSError as error:
-            start_again = self.checkpoints.latest() is None
-            how = "start again with" if start_again else "its newest checkpoint is intact; resume with"
             raise InputError(
-                f"{self.folder.path / name} could not be written ({error.strerror}). Free some disk space, "
-                f"then {how}: {self.resume_hint}"
+                f"{self.path / name} could not be written ({error.strerror}). Free some disk space, then run "
+                f"again, which continues from a checkpoint if there is one: {self.resume_hint}"
             ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -62,29 +63,28 @@ class Monitor:
         unread, self._unread = self._unread, []
         if not unread:
             return
-        every = torch.stack([log["losses"] for _, _, log in unread])
-        (losses,) = self.setup.engine.average([every.to(widest(every.device))])
-        numbers = [ids for _, ids, _ in unread if ids is not None and len(ids) == losses.shape[1]]
-        domains = torch.stack(numbers).tolist() if numbers else [[]] * len(unread)
-        more: list[dict[str, float]] = [{} for _ in unread]
-        for name in dict.fromkeys(name for _, _, log in unread for name in log if name != "losses"):
-            which = [n for n, (_, _, log) in enumerate(unread) if name in log]
-            column = torch.stack([unread[n][2][name] for n in which]).tolist()
-            for n, value in zip(which, column, strict=True):
-                more[n][name] = value
+        every = torch.cat([value.reshape(-1) for _, _, log in unread for value in log.values()])
+        (mean,) = self.setup.engine.average([every.to(widest(every.device))])
+        numbers = iter(mean.tolist())
+        by_domain = [ids for _, ids, log in unread if ids is not None and len(ids) == len(log["losses"])]
+        domains = torch.stack(by_domain).tolist() if len(by_domain) == len(unread) else [[]] * len(unread)
         names = self.setup.data.splits["train"].names
-        for (step, _, _), row, ids, values in zip(unread, losses.tolist(), domains, more, strict=True):
-            for place, loss in enumerate(row):
+        for (step, _, log), own in zip(unread, domains, strict=True):
+            values = {name: list(islice(numbers, value.numel())) for name, value in log.items()}
+            losses = values.pop("losses")
+            for place, loss in enumerate(losses):
                 if not math.isfinite(loss):
-                    where = f" of domain {names[ids[place]]!r}" if ids else ""
+                    where = f" of domain {names[own[place]]!r}" if own else ""
                     raise self._diverged(step + 1, f"loss{where} became {loss}")
-            if not math.isfinite(norm := values.get("norm", 0.0)):
-                raise self._diverged(step + 1, f"gradient became {norm}")
-            loss = sum(row) / len(row)
-            self.since_point.add("loss", loss)
-            for name, value in {"loss": loss, **values}.items():
+            for norm in values.get("norm", ()):
+                if not math.isfinite(norm):
+                    raise self._diverged(step + 1, f"gradient became {norm}")
+            mean_loss = sum(losses) / len(losses)
+            self.since_point.add("loss", mean_loss)
+            self.values.add("loss", mean_loss)
+            for name, (value,) in values.items():
                 self.values.add(name, value)
-            for number, loss in zip(ids, row, strict=False):
+            for number, loss in zip(own, losses, strict=False):
                 self.domains.add(names[number], loss)
 
     def check_weights(self) -> None:

@@ -23,24 +23,19 @@ class Processes:
 
     def __init__(self, device: str | torch.device | None = None) -> None:
         self.count, self.index, self.device = 1, 0, pick_device(device)
-        if together():
-            self._join(None if device is None else torch.device(device))
-
-    def _join(self, wanted: torch.device | None) -> None:
+        if not together():
+            return
         if not dist.is_initialized():
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
             atexit.register(_end_together)
         self.count, self.index = dist.get_world_size(), dist.get_rank()
         nccl = "nccl" in str(dist.get_backend())
-        if nccl and self.device.type != "cuda":
-            raise InputError(
-                f"{str(wanted)!r}, but the processes were started for CUDA; launch all for the same kind.",
-                "device",
-            )
-        if wanted is None and not nccl:
+        if device is None and not nccl:
             self.device = torch.device("cpu")
-        elif self.device.type == "cuda":  # also with gloo, which copies through the CPU
-            if wanted is None or wanted.index is None:
+        if nccl and self.device.type != "cuda":
+            raise InputError(f"{shown(device)}, but the processes were started for CUDA.", "device")
+        if self.device.type == "cuda":  # also with gloo, which copies through the CPU
+            if device is None or torch.device(device).index is None:
                 self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.index)))
             torch.cuda.set_device(self.device)
 
@@ -65,15 +60,14 @@ class Processes:
 
     def rows(self, part: Tensor) -> Tensor:
         """The rows of all processes, of which each has every n-th."""
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.count)]
+        parts = [torch.empty_like(part.contiguous()) for _ in range(self.count)]
         dist.all_gather(parts, part.contiguous())
         return torch.stack(parts, 1).flatten(0, 1)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor of the main process."""
         if self.count > 1:
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor := tensor.contiguous().clone(), 0)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:

@@ -265,7 +265,7 @@ def _initial_weights(setup: Setup, journal: Journal | None) -> dict[str, Tensor]
     weights = {name: value.cpu() for name, value in snapshot(setup.model).items()}
     if journal is None:
         return weights
-    path = journal.folder.path / INITIAL
+    path = journal.path / INITIAL
     if setup.processes.gather(path.exists())[0]:
         return load_weights(path)
     journal.write(INITIAL, save(weights))

@@ -150,34 +150,29 @@ class Setup:
     def _check(self, found: Examined) -> None:
         """Refuses what does not go together."""
         options, algorithm, count = self.options, self.algorithm, self.processes.count
-        name, size, accumulate = type(algorithm).__name__, options["batch_size"], options["accumulate"]
-        validated = self.select == "best" or options["patience"] or options["warm_start"] == "plateau"
-        validated = (
-            validated or options["wise_ft"] == "validation" or options["retrain"] or uses_swad(options)
-        )
-        if validated and "validation" not in self.splits:
-            raise InputError(
-                "select='best', average='swad', warm_start='plateau', wise_ft='validation', retrain=True and "
-                "patience require validation data."
-            )
+        name, size, pieces = type(algorithm).__name__, options["batch_size"], options["accumulate"]
+        validated = {"select": self.select == "best", "warm_start": options["warm_start"] == "plateau"}
+        validated |= {"wise_ft": options["wise_ft"] == "validation", "average": uses_swad(options)}
+        for option in ("select", "warm_start", "wise_ft", "average", "patience", "retrain"):
+            if validated.get(option, options[option]) and "validation" not in self.splits:  # type: ignore[literal-required]
+                value = options[option]  # type: ignore[literal-required]
+                raise InputError(f"{value!r} requires validation data.", option)
         check_comparison(algorithm, self.data, self.sampler)
         algorithm.check_step(self.sampler.domains_per_step)
-        if algorithm.second_order and (options["compile"] or options["miro"]):
-            which = "compile" if options["compile"] else "miro"
-            raise InputError(f"cannot be used with {name}, which differentiates the model twice.", which)
-        if size % count:
-            raise InputError(f"{size} is split over {count} processes; it must be a multiple.", "batch_size")
-        if accumulate > size // count:
+        once = {"compile": options["compile"], "miro": options["miro"], "accumulate": pieces > 1}
+        for option in (o for o, given in once.items() if given and algorithm.second_order):
+            raise InputError(f"cannot be used with {name}, which differentiates the model twice.", option)
+        if pieces > 1 and type(algorithm).objective is not Algorithm.objective:
+            raise InputError(cannot_accumulate(algorithm, pieces))
+        if size % count or pieces > size // count:
             raise InputError(
-                f"{accumulate} is more than the {size // count} examples of a batch.", "accumulate"
+                f"{size} cannot be split over {count} processes and accumulate={pieces} pieces, each process "
+                "with as many examples.",
+                "batch_size",
             )
-        if accumulate > 1 and (
-            type(algorithm).objective is not Algorithm.objective or algorithm.second_order
-        ):
-            raise InputError(cannot_accumulate(algorithm, accumulate))
         if options["loss"] is not None or found.weighted:
-            pieces = f"accumulate={accumulate}" if accumulate > 1 else None
-            check_loss(self.loss, found, algorithm, "training in several processes" if count > 1 else pieces)
+            why = f"accumulate={pieces}" if pieces > 1 else "training in several processes"
+            check_loss(self.loss, found, algorithm, why if pieces > 1 or count > 1 else None)
 
     def _make_engine(self) -> None:
         """The optimizer, its schedule, and what belongs to fine-tuning.

@@ -89,7 +89,7 @@ class Trainer:
         ):
             try:
                 if journal is not None:
-                    self.state.folder = journal.folder.path
+                    self.state.folder = journal.path
                     if (checkpoint := journal.restore()) is not None:
                         self.load_state_dict(checkpoint)
                 self._train()
