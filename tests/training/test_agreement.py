@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,11 @@ from torch.nn.functional import cross_entropy
 
 import shoal
 from algorithms.every_algorithm import toy
-from shoal.api.fit import as_domain_data
 from shoal.data import DomainData, Domains, TensorData
 from shoal.errors import InputError
 from shoal.experiments.record import read_record
 from shoal.gradients import cosine_matrix, gip, sign_agreement
-from shoal.training.agreement import Tracking
-from shoal.training.options import complete
-from shoal.training.setup import Setup
+from shoal.training.stopping import Diverged
 
 TEST: Any = toy(20)["domain 1"]
 
@@ -42,27 +39,32 @@ def network() -> nn.Sequential:
     )
 
 
-def setup(algorithm: str, model: nn.Module, data: Any = None, **options: Any) -> Setup:
-    data = data or as_domain_data(toy(), None, {"t": TEST})
-    given = {"steps": 6, "batch_size": 8, "progress": False, "track_every": 1, "device": "cpu"} | options
-    return Setup(algorithm, model, data, complete(**given))
+def fit(algorithm: str, model: nn.Module, data: Any = None, **options: Any) -> shoal.Fit:
+    given: dict[str, Any] = {"steps": 6, "batch_size": 8, "lr": 0.01, "progress": False, "device": "cpu"}
+    return shoal.fit(algorithm, model, data or toy(), **given | options)
+
+
+class Batches(shoal.Callback):
+    """Keeps what Fish's own steps take, and the weights before them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def before_step(self, state: Any) -> None:
+        self.seen.append((state.batch, copy.deepcopy(state.model)))
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_measurement_is_that_of_gradients_taken_one_by_one(accumulate: int) -> None:
-    """On the batches of Fish's own step."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-    made = setup("fish", model, accumulate=accumulate)
-    tracking, gradients = Tracking(made), []
-    plan = made.sampler.plan(2)
-    for _, rows in plan:
-        x, y = made.examples.batch(torch.from_numpy(rows))
-        gradients.append(list(torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))))
-    tracking.measure(2)
-    (found,) = tracking.read()
-    names = made.data.splits["train"].names
-    assert (found["step"], found["domains"]) == (2, [names[d] for d, _ in plan if d is not None])
+    model, batches = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), Batches()
+    run = fit("fish", model, track_every=5, accumulate=accumulate, callbacks=[batches])
+    found, (batch, before) = run.agreement[-1], batches.seen[5]
+    gradients = []
+    for block in batch.split():
+        loss = cross_entropy(before(block.x), block.y)
+        gradients.append(list(torch.autograd.grad(loss, list(before.parameters()))))
+    assert (found["step"], found["domains"]) == (5, [f"domain {n}" for n in batch.ids.tolist()])
     assert found["mean_cosine"] == pytest.approx(float(gip(gradients, normalize=True)), abs=1e-6)
     assert found["mean_inner_product"] == pytest.approx(float(gip(gradients)), abs=1e-6)
     assert found["sign_agreement"] == pytest.approx(float(sign_agreement(gradients)), abs=1e-6)
@@ -70,58 +72,44 @@ def test_a_measurement_is_that_of_gradients_taken_one_by_one(accumulate: int) ->
     assert json.loads(json.dumps(found)) == found
 
 
-def test_what_is_not_finite_is_none_and_a_large_comparison_has_no_matrix() -> None:
-    x, y = torch.randn(240, 4), torch.arange(240) % 2
-    domains = Domains.from_sizes({str(n): 4 for n in range(60)})
-    data = DomainData(TensorData(x, y), {"train": domains}, 2, (4,), "")
-    tracking = Tracking(setup("fish", nn.Linear(4, 2), data, domains_per_step=51, batch_size=4))
-    x[0, 0] = math.inf
-    assert tracking.count == 50
-    for step in range(3):
-        tracking.measure(step)
-    found = [point for point in tracking.read() if "0" in point["domains"]]
-    assert found
-    assert all(point["mean_cosine"] is None and len(point["matrix"]) == 50 for point in found)
-    tracking.count = 51
-    tracking.measure(0)
-    assert "matrix" not in tracking.read()[0]
+def users(count: int, size: int = 4) -> DomainData:
+    x, y = torch.randn(count * size, 4), torch.arange(count * size) % 2
+    domains = Domains.from_sizes({str(n): size for n in range(count)})
+    return DomainData(TensorData(x, y), {"train": domains}, 2, (4,), "")
+
+
+def test_of_many_domains_a_few_are_measured_that_depend_on_the_step_alone(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 60, "eval_limit": 10, "batch_size": 4, "domains_per_step": 51}
+    for every in (5, 20):
+        fit("erm", nn.Linear(4, 2), users(5000), track_every=every, folder=tmp_path / str(every), **options)
+    lines = [(tmp_path / folder / "metrics.jsonl").read_text().splitlines() for folder in ("5", "20")]
+    found, some = ([x for x in map(json.loads, each) if x["phase"] == "agreement"] for each in lines)
+    assert all(len(set(m["domains"])) == len(m["matrix"]) == 50 for m in found)
+    assert len({name for m in found for name in m["domains"]}) > 400  # other ones every time
+    assert [m["domains"] for m in some] == [m["domains"] for m in found[::4]]
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    data: Any = users(4)
+    data.examples.x[:] = 1e25
+    with pytest.raises(Diverged):
+        fit("fish", nn.Linear(4, 2), data, batch_size=4, steps=1, track_every=1, folder=tmp_path)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["mean_inner_product"] is None
 
 
 @pytest.mark.parametrize("algorithm", ["fish", "erm", "reptile"])
 def test_training_is_the_same_to_the_bit_with_and_without(algorithm: str) -> None:
     """With a model that draws from every generator; the state outside is that of before, too."""
 
-    def fit(**options: Any) -> shoal.Fit:
-        given: dict[str, Any] = {"steps": 12, "batch_size": 8, "lr": 0.01, "progress": False, "seed": 3}
-        given |= {"device": "cpu", "eval_every": 5, "test": {"t": TEST}}
-        return shoal.fit(algorithm, network(), toy(), **given, **options)
-
-    runs = [fit(), fit(track_every=3), fit(track_every=1, track_after=True)]
+    given: dict[str, Any] = {"steps": 12, "eval_every": 5, "test": {"t": TEST}}
+    tracked: list[dict[str, Any]] = [{}, {"track_every": 3}, {"track_every": 1, "track_after": True}]
+    runs = [fit(algorithm, network(), **given, **options) for options in tracked]
     for run in runs[1:]:
         assert [p.loss for p in run.history] == [p.loss for p in runs[0].history]
         assert all(torch.equal(v, runs[0].model.state_dict()[k]) for k, v in run.model.state_dict().items())
     assert [[m["step"] for m in run.agreement] for run in runs] == [[], [0, 3, 6, 9], [*range(12)]]
     assert all("after" in m and "matrix" not in m for m in runs[2].agreement[:-1])
     assert "matrix" in runs[2].agreement[-1]
-
-
-def test_of_thousands_of_domains_a_few_are_measured_that_depend_on_the_step_alone() -> None:
-    count, size = 20_000, 4
-    x, y = torch.randn(count * size, 4), torch.arange(count * size) % 2
-    domains = Domains.from_sizes({f"user {i}": size for i in range(count)})
-    data = DomainData(TensorData(x, y), {"train": domains}, 2, (4,), "")
-    made = setup("erm", nn.Linear(4, 2), data, eval_limit=10, domains_per_step=10, seed=5)
-
-    def tracked(steps: range) -> list[dict[str, Any]]:
-        tracking = Tracking(made)
-        for step in steps:
-            tracking.measure(step)
-        return tracking.read()
-
-    first = tracked(range(0, 100, 5))
-    assert all(len(set(m["domains"])) == 10 for m in first)
-    assert len({name for m in first for name in m["domains"]}) > 150  # other ones every time
-    assert tracked(range(50, 100, 5)) == first[10:]  # as a resumed training, which begins there
 
 
 def test_one_domain_cannot_be_compared() -> None:

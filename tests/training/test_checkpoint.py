@@ -75,7 +75,7 @@ def saved(folder: Path, state: Any, step: int = 1) -> Any:
 
 
 @given(trees)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     assert same(saved(tmp_path_factory.mktemp("checkpoints"), tree), tree)
 
@@ -187,32 +187,19 @@ def test_weights(tmp_path: Path, tree: Any, zipped: bool) -> None:
     assert load_weights(tmp_path / "model.SafeTensors").keys() == WEIGHTS.keys()
 
 
-def test_weights_with_code_are_refused(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    for suffix in (".pt", ".safetensors"):
-        for content in harmful_files(marker):
-            (tmp_path / f"w{suffix}").write_bytes(content)
-            with pytest.raises(InputError, match=r"w\.\w+ (contains more than|is not a).*safetensors"):
-                load_weights(tmp_path / f"w{suffix}")
+def test_no_weights(tmp_path: Path) -> None:
+    marker, path = tmp_path / "marker", tmp_path / "w.pt"
+    with pytest.raises(InputError, match=r"w\.pt cannot be read \(No such file"):
+        load_weights(path)
+    bad = dict.fromkeys(harmful_files(marker), r"w\.\w+ (contains more than|is not a).*safetensors")
+    bad[torch_saved(nn.Linear(2, 2))] = r"contains more than weights \(torch.nn.modules.linear.Linear"
+    bad |= {b"PK\x03\x04 garbage": "not a valid file", torch_saved(torch.zeros(2)): r"w\.pt holds tensor"}
+    bad |= {torch_saved({}): r"holds \{\}", torch_saved({"epoch": 1}): "'epoch': 1"}
+    for content, message in bad.items():
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            load_weights(path)
+        path.with_suffix(".safetensors").write_bytes(content)
+        with pytest.raises(InputError, match=r"w\.safetensors is not a valid file"):
+            load_weights(path.with_suffix(".safetensors"))
     assert not marker.exists()
-    (tmp_path / "w.pt").write_bytes(torch_saved(nn.Linear(2, 2)))
-    with pytest.raises(InputError, match=r"contains more than weights \(torch.nn.modules.linear.Linear"):
-        load_weights(tmp_path / "w.pt")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("w.pt", None, "there is no file"),
-        ("w.pt", b"PK\x03\x04 garbage", "is not a valid weights file"),
-        ("w.safetensors", b"garbage", "is not a valid safetensors file"),
-        ("w.pt", torch_saved(torch.zeros(2)), "holds a Tensor"),
-        ("w.pt", torch_saved({}), "holds nothing"),
-        ("w.pt", torch_saved({"epoch": 1}), "holds a int under 'epoch'"),
-    ],
-)
-def test_no_weights(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}.*{message}|{message}.*{name}"):
-        load_weights(tmp_path / name)

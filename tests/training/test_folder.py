@@ -1,49 +1,95 @@
-"""A run's folder: one process uses it at a time, and nothing is written through a link."""
+"""A run's folder: what lies in it, who may write to it, and that nothing goes through a link."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import getpass
+import json
+import math
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 
+import shoal
 from shoal.errors import InputError
-from shoal.training.folder import RunFolder, check_output
-
-WHO = f"in use by process {os.getpid()} on host {socket.gethostname()};"
-
-
-def test_started_and_finished(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "new")
-    folder.checkpoints.mkdir()
-    assert not folder.started
-    (folder.checkpoints / "step-0000000001.pt").touch()
-    assert folder.started
-    assert not folder.finished
-    folder.record.touch()
-    assert folder.finished
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.experiments.run import run
+from shoal.training.folder import RunFolder
+from shoal.training.journal import Journal
+from shoal.training.loggers import Metrics, TensorBoard
+from shoal.training.processes import Processes
+from training import finetuning
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file is a file; a run requires a folder"):
-        RunFolder(tmp_path / "file")
-    with pytest.raises(InputError, match=r"file/a cannot be created or written to \(Not a directory\)"):
-        RunFolder(tmp_path / "file" / "a")
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def test_all_that_it_takes_to_repeat_a_run_and_nothing_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/home/somebody/bin/shoal", "train", "fish", "--out", "a folder"])
+    options: dict[str, Any] = {"steps": 20, "batch_size": 8, "device": "cpu", "eval_every": 10}
+    options |= {"settings": {"meta_lr": 0.3}, "data_options": {"per_domain": 200}, "progress": False}
+    folder = tmp_path / "a folder"
+    shoal.train("fish", "linear", out=folder, clip=1e-05, checkpoint_every=3, **options)
+    files = {"checkpoints", "config.yaml", "metrics.jsonl", "model.safetensors", "record.json", "tensorboard"}
+    assert {p.name for p in folder.iterdir()} == files | {".lock", "inputs.json", "card.md"}
+    assert len(list((folder / "checkpoints").iterdir())) == 2
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    config = RunConfig.from_dict(content["run"])
+    assert (config.settings, config.clip) == ({"meta_lr": 0.3}, 1e-05)
+    assert content["command"] == "shoal train fish --out 'a folder'"
+    secrets = (str(tmp_path), str(Path.home()), sys.prefix, socket.gethostname(), f" {getpass.getuser()} ")
+    assert not [secret for secret in secrets if secret in text]
+    assert not re.search(r"[\s'\"=]/\w", text)
+    again = run(config, "cpu", folder=tmp_path / "again", options=content["options"])
+    record = RunRecord.from_dict(json.loads((folder / "record.json").read_text()))
+    assert again.history == record.history
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_the_log_and_the_selected_model(tmp_path: Path) -> None:
+    run = finetuning.fit("fish", steps=100, eval_every=50, warm_start=50, folder=tmp_path)
+    warm = tmp_path / "stages" / "warm-start"
+    for folder, stage, steps in ((warm, "warm start", [50]), (tmp_path, "train", [50, 100])):
+        found = lines(folder / "metrics.jsonl")
+        for kind in ("loss", "scores"):
+            logged = [line for line in found if kind in line]
+            assert [(line["phase"], line["step"]) for line in logged] == [(stage, step) for step in steps]
+    (log, *_) = [line for line in found if "loss" in line]
+    assert log["loss"] == pytest.approx(sum(log["losses"].values()) / 2)
+    assert (set(log["losses"]), log["lr"], log["gradient_norm"] > 0) == ({"a", "b"}, finetuning.RATE, True)
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert [x["scores"] for x in found if "scores" in x] == [point["scores"] for point in record["history"]]
+    saved = load_file(tmp_path / "model.safetensors")
+    torch.testing.assert_close(saved, dict(run.model.state_dict()), rtol=0, atol=0)
+    assert record["history"][record["selected"]]["step"] == run.selected.step
 
 
 def test_locked_within_the_block(tmp_path: Path) -> None:
     ours, other = RunFolder(tmp_path), RunFolder(tmp_path)
     with ours:
-        with pytest.raises(InputError, match=f"^{tmp_path} is {WHO}"), other:
+        message = f"^{tmp_path} is in use by process {os.getpid()} on host {socket.gethostname()};"
+        with pytest.raises(InputError, match=message), other:
             pass
         if (child := os.fork()) == 0:  # a forked process does not free it, even if it leaves the block
             ours.__exit__()
@@ -98,22 +144,26 @@ def test_links_are_refused_and_what_they_point_to_is_left_alone(tmp_path: Path, 
     outside.mkdir() if name == "checkpoints" else outside.write_text("mine")
     (run / name).parent.mkdir(parents=True)
     (run / name).symlink_to(outside)
-    with pytest.raises(InputError, match=f"{name}' is a symbolic link"), RunFolder(run):
-        pass
-    assert outside.is_dir() or outside.read_text() == "mine"
+    with pytest.raises(InputError, match=f"{name}' is a symbolic link"):
+        finetuning.fit("erm", steps=2, folder=run, resume=True)
+    assert not list(outside.iterdir()) if outside.is_dir() else outside.read_text() == "mine"
 
 
-def test_entries_are_replaced(tmp_path: Path) -> None:
+def test_a_link_made_meanwhile_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("mine")
     with RunFolder(tmp_path / "run") as folder:
-        (folder.path / "card.md").symlink_to(tmp_path / "outside")  # made meanwhile
+        (folder.path / "card.md").symlink_to(tmp_path / "outside")
         folder.write("card.md", b"a card")
     assert (tmp_path / "run" / "card.md").read_text() == "a card"
-    assert not (tmp_path / "run" / "card.md").is_symlink()
     assert (tmp_path / "outside").read_text() == "mine"
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for path in ("file", "file/a"):
+        with pytest.raises(InputError, match=rf"{path} cannot be the folder of a run"):
+            RunFolder(tmp_path / path)
+
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -122,11 +172,110 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pass
 
 
-def test_files_of_a_run_are_no_output(tmp_path: Path) -> None:
-    for name in ("config.yaml", "record.json", "predictions/a.csv", "mine.csv"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    for name in ("record.json", "predictions/a.csv"):
-        with pytest.raises(InputError, match="belongs to the run in"):
-            check_output(tmp_path / name)
-    check_output(tmp_path / "mine.csv")
+def test_a_full_disk_is_named_and_earlier_checkpoints_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, Journal(tmp_path, Processes("cpu"), resume_hint="again") as journal:
+        assert journal.restore() is None
+        assert journal.checkpoint(1, {"step": 1})
+        patch.setattr("shoal.training.checkpoint.replacing", full)
+        patch.setattr("shoal.files.write_atomically", full)
+        with pytest.warns(UserWarning, match=r"step 2 could not be .*No space.*the latest is that of 1\. Tr"):
+            assert not journal.checkpoint(2, {"step": 2})
+        assert not journal.checkpoint(3, {"step": 3})  # one warning
+        with pytest.raises(InputError, match=r"record\.json .*No space left.*: again"):
+            journal.write_record({})
+    with Journal(tmp_path, Processes("cpu")) as journal:
+        state = journal.restore()
+        assert state is not None
+        assert (state["step"], journal.saved) == (1, 1)
+
+
+@contextmanager
+def disk_full_after(size: int) -> Iterator[None]:
+    """No file may grow past ``size`` bytes: a write that would is cut short, and the next one fails."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def line(step: int, loss: float = 0.5, **more: Any) -> dict[str, Any]:
+    return {"phase": "train", "step": step, "loss": loss, **more}
+
+
+def test_lines_are_cut_back_to_the_checkpoint_and_a_full_disk_loses_none(tmp_path: Path) -> None:
+    first = Metrics(tmp_path / "m")
+    whole = line(1, losses=dict.fromkeys(["<script>", "", "東京", "two\nlines"], 0.25))
+    first.log(whole)
+    length = first.flush()
+    first.log({"a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": np.float32("nan")})
+    assert lines(tmp_path / "m")[1] == {"a": None, "b": [None, 1.0], "c": {"d": None}, "e": None}
+    first.close()
+    (tmp_path / "m").open("ab").write(b'{"phase": "tr')
+    second = Metrics(tmp_path / "m", length)
+    with disk_full_after(length + 20):
+        with pytest.warns(UserWarning, match="Metrics: a line was not written"):
+            second.log(line(2))
+        second.log(line(3))  # warned of once
+        with pytest.raises(OSError, match="large"):
+            second.flush()
+    second.log(line(4))
+    second.close()
+    assert lines(tmp_path / "m") == [whole, line(2), line(3), line(4)]
+
+
+def test_every_number_of_a_line_is_an_event_of_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path)
+    board.log(line(1, losses={"oslo": 0.25}, domains=dict.fromkeys(map(str, range(51)), 0.0), no=None))
+    board.log({"phase": "warm start", "step": 2, "loss": 4, "only": "words"})
+    board.close()
+    read = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+    read.Reload()
+    found = {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    assert math.isnan(found.pop("no")[0][1])
+    assert found == {"loss": [(1, 0.5)], "losses/oslo": [(1, 0.25)], "warm start/loss": [(2, 4.0)]}
+
+
+def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is one run of all stages, however often it is resumed; trouble is one warning."""
+    module, inits, logged = ModuleType("wandb"), list[dict[str, Any]](), list[dict[str, Any]]()
+
+    class Run:
+        def log(self, values: dict[str, Any]) -> None:
+            logged.append(values)
+            if len(logged) > 2:
+                raise RuntimeError("no connection")
+
+        def finish(self) -> None:
+            logged.append({"finished": 1.0})
+
+    module.init = lambda **options: inits.append(options) or Run()  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for folder in ("a", "a", "b"):
+        with Journal(tmp_path / folder, Processes("cpu"), wandb="sea", config={"lr": 0.1}) as journal:
+            journal.line(line(3, losses={"oslo": 0.25}))
+            with journal.stage("retrain") as stage:
+                stage.line({"phase": "retrain", "step": 4, "loss": 1.0})
+            if folder == "b":
+                break
+            with pytest.warns(UserWarning, match="a line was not written .no connection"):
+                journal.line(line(5))
+        found, logged[:] = list(logged), []
+    assert found[:2] == [
+        {"step": 3, "loss": 0.5, "losses/oslo": 0.25},
+        {"retrain/step": 4, "retrain/loss": 1.0},
+    ]
+    assert found[3:] == [{"finished": 1.0}]
+    ids = [options.pop("id") for options in inits]
+    assert ids[0] == ids[1] != ids[2]
+    same = {"project": "sea", "name": "a", "config": {"lr": 0.1}, "dir": str(tmp_path / "a")}
+    assert inits[0] == {**same, "resume": "allow"}

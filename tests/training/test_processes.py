@@ -61,7 +61,7 @@ def test_what_fails_fails_in_all(found: list[Outcome]) -> None:
     one, other = found
     assert one["not finite"] == other["not finite"]
     assert "nan" in one["not finite"]
-    assert "batch_size=1 is split over 2 processes" in one["one example"]
+    assert "batch_size: 9 cannot be split over 2 processes" in one["one example"]
     assert "accumulate=5" in one["too many parts"]
     assert "rollouts=3" in one["rollouts"]
 

@@ -97,6 +97,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:swad found no start")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_options(options: dict[str, Any], tmp_path: Path) -> None:
     whole = train("fish", tmp_path / "whole", **options)

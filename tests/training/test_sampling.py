@@ -107,7 +107,7 @@ class Tokens(nn.Module):
 
 def test_the_batch_of_an_evaluation_fits_the_largest_tensor_of_the_model() -> None:
     """Whatever the type of the input; the size of a weight does not count."""
-    most = NUMBERS["cpu"]
+    most = NUMBERS
     for dtype in (torch.float32, torch.uint8, torch.bool):
         pictures = inputs((torch.rand(8, 3, 64, 64) * 200).to(dtype))
         assert batch_of(Convolved(), pictures) == most // (64 * 62 * 62)

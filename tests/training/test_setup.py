@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no domain": ({"train": {}}, "train is empty"),
     "test is a pair": ({"test": domain(0)}, "test must.*got"),
     "best of nothing": ({"select": "best"}, "validation"),
-    "patience with nothing": ({"patience": 3}, "patience .*validation"),
+    "patience with nothing": ({"patience": 3}, "patience: 3 requires validation"),
     "optimizer instance": ({"optimizer": SGD(network().parameters(), 0.1)}, "optimizer must"),
     "optimizer makes none": ({"optimizer": lambda p: None}, "optimizer must .*got NoneType"),
     "nothing to train": ({"model": network().requires_grad_(False)}, "no parameter that requires a gradient"),

@@ -61,7 +61,7 @@ def network(*between: nn.Module) -> FeatureModel:
 
 def outcome(name: str, model: nn.Module | None = None, **options: Any) -> dict[str, Any]:
     model = model or network()
-    given = {"steps": STEPS, "batch_size": 9, "lr": 0.05, "device": "cpu", "progress": False} | options
+    given = {"steps": STEPS, "batch_size": 8, "lr": 0.05, "device": "cpu", "progress": False} | options
     run = shoal.fit(name, model, domains(0, 1, 2), **given)
     weights = {key: t.double().flatten().tolist() for key, t in model.state_dict().items()}
     return {"weights": weights, "history": [point.to_dict() for point in run.history]}
@@ -108,7 +108,7 @@ SAME: dict[str, Callable[[], Any]] = {
 APART: dict[str, Callable[[], Any]] = {
     "statistics": lambda: outcome("fish", network(nn.BatchNorm1d(8)), average="sma:2"),
     "not finite": lambda: message(loss=Bad()),
-    "one example": lambda: message(batch_size=1),
+    "one example": lambda: message(batch_size=9),
     "too many parts": lambda: message(accumulate=5),
     "rollouts": lambda: message(name="pgrad"),
 }

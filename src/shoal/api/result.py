@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
-from shoal.files import check_output, write_atomically
+from shoal.files import write_atomically
 
 
 class Result(ABC):
@@ -33,7 +33,9 @@ class Result(ABC):
 
 
 def output_file(out: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
-    """The file that a public function is to write, if that does not overwrite its input."""
+    """The file that a public function is to write, if that overwrites neither its input nor a run."""
+    from shoal.training.folder import check_output
+
     path = Path(out).expanduser()
     try:
         check_output(path, inputs)

@@ -7,14 +7,14 @@ import inspect
 import os
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from shoal import files
 from shoal.errors import InputError
-from shoal.files import write_atomically
 from shoal.training.checkpoint import Checkpoints
 
 OWN = (
@@ -90,7 +90,17 @@ class RunFolder:
         path = self.path / name
         if path.is_symlink():
             path.unlink()  # also one to a device, which would be written to
-        write_atomically(path, content)
+        files.write_atomically(path, content)
+
+
+def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """As :func:`shoal.files.check_output`; what belongs to a run or a saved model is refused too."""
+    files.check_output(path, inputs)
+    real = Path(os.path.realpath(path))
+    for folder, name in ((real.parent, real.name), (real.parent.parent, real.parent.name)):
+        run = (folder / "config.yaml").exists() or (folder / "inputs.json").exists()
+        if run and name in OWN and real.exists():
+            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
 
 
 def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
