@@ -20,7 +20,7 @@ from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel
-from shoal.models.features import FeatureExtractor
+from shoal.models.features import FeatureExtractor, find_head
 from shoal.options import FitOptions
 from shoal.tensors import map_nest
 from shoal.training.engine import Engine, cannot_accumulate
@@ -179,7 +179,6 @@ class Setup:
 
         MIRO and L2-SP are parts of the algorithm, with which they are moved, trained and saved.
         """
-        from shoal.models.features import find_head
         from shoal.training.miro import Miro
 
         options, model, algorithm = self.options, self.model, self.algorithm
