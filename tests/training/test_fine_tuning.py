@@ -275,7 +275,7 @@ class TestMIRO:
 
     def test_refused(self) -> None:
         for algorithm in ("idgm", "iga"):
-            with pytest.raises(InputError, match=r"miro=0.3 cannot be added"):
+            with pytest.raises(InputError, match=r"miro: 0.3 cannot be used"):
                 fit(algorithm, Net(), miro=0.3)
         with pytest.raises(InputError, match=r"miro=0\.3"):
             fit("erm", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double(), miro=0.3)

@@ -154,14 +154,16 @@ class Setup:
         validated = {"select": self.select == "best", "warm_start": options["warm_start"] == "plateau"}
         validated |= {"wise_ft": options["wise_ft"] == "validation", "average": uses_swad(options)}
         for option in ("select", "warm_start", "wise_ft", "average", "patience", "retrain"):
-            if validated.get(option, options[option]) and "validation" not in self.splits:  # type: ignore[literal-required]
-                value = options[option]  # type: ignore[literal-required]
+            if validated.get(option, options[option]) and "validation" not in self.splits:
+                value = options[option]
                 raise InputError(f"{value!r} requires validation data.", option)
         check_comparison(algorithm, self.data, self.sampler)
         algorithm.check_step(self.sampler.domains_per_step)
         once = {"compile": options["compile"], "miro": options["miro"], "accumulate": pieces > 1}
-        for option in (o for o, given in once.items() if given and algorithm.second_order):
-            raise InputError(f"cannot be used with {name}, which differentiates the model twice.", option)
+        for option, given in once.items() if algorithm.second_order else ():
+            if given:
+                why = f"{name} differentiates the model twice"
+                raise InputError(f"{options[option]} cannot be used, as {why}.", option)  # type: ignore[literal-required]
         if pieces > 1 and type(algorithm).objective is not Algorithm.objective:
             raise InputError(cannot_accumulate(algorithm, pieces))
         if size % count or pieces > size // count:
