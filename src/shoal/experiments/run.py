@@ -173,7 +173,7 @@ def run(
             setup.model.load_state_dict(load_weights(RunFolder(folder).model))
             _predict(setup, config, folder)
         return ended
-    resumed = RunFolder(folder).checkpoints.latest() is not None
+    resumed = RunFolder(folder).resumable
     try:
         job = prepare(config, device, progress, options, resumed)
     except InputError:

@@ -65,10 +65,6 @@ class Checkpoints:
             )
         return None
 
-    def latest(self) -> int | None:
-        """The step of the newest checkpoint, going by the names alone."""
-        return max(map(_step, self._files()), default=None)
-
     def _files(self) -> list[Path]:
         """Newest first."""
         named = [path for path in self.folder.glob("step-*.pt") if path.stem[5:].isdigit()]

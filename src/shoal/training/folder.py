@@ -15,7 +15,6 @@ from filelock import FileLock, Timeout
 
 from shoal import files
 from shoal.errors import InputError
-from shoal.training.checkpoint import Checkpoints
 
 OWN = (
     *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.json", "model.txt"),
@@ -41,7 +40,6 @@ class RunFolder:
         self.path = Path(path)
         self.config, self.record = self.path / "config.yaml", self.path / "record.json"
         self.model = self.path / "model.safetensors"
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
         self._lock = FileLock(self.path / ".lock", mode=0o666, **ONLY_FLOCK)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -55,9 +53,14 @@ class RunFolder:
         return self.record.exists()
 
     @property
+    def resumable(self) -> bool:
+        """Whether there is a checkpoint."""
+        return any((self.path / "checkpoints").glob("step-*.pt"))
+
+    @property
     def started(self) -> bool:
         """Whether there is a run to resume."""
-        return self.config.exists() or self.checkpoints.latest() is not None
+        return self.config.exists() or self.resumable
 
     def __enter__(self) -> Self:
         own = [self.path / name for name in OWN]

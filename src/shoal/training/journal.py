@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.files import dump_yaml, read_yaml
+from shoal.training.checkpoint import Checkpoints
 from shoal.training.folder import RunFolder
 from shoal.training.loggers import Logger, Metrics, TensorBoard, WeightsAndBiases
 from shoal.training.processes import Processes
@@ -44,6 +45,7 @@ class Journal(RunFolder):
         resume_hint: str = "the same command or call",
     ) -> None:
         super().__init__(folder)
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
         self.processes, self.wandb = processes, wandb
         self.written_config, self.resume_hint = config or {}, resume_hint
         self.saved: int | None = None
