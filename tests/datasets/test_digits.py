@@ -14,9 +14,10 @@ from torch import Tensor
 
 from shoal import datasets
 from shoal.data.batch import DomainData, TensorData
-from shoal.datasets.digits import FILES, noisy_colours, read_digits, read_mnist, rotate
+from shoal.datasets.digits import MD5, noisy_colours, read_digits, read_mnist, rotate
 from shoal.errors import InputError
 
+FILES = tuple(MD5)
 NAMES = ("rotated-digits", "coloured-digits", "rotated-mnist", "coloured-mnist")
 
 

@@ -125,7 +125,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
 
     published: Published = module.PUBLISHED
     place = find(published.name, folder)
-    data = module.load(folder=str(place.folder))
+    data = module.load(folder=str(place.place))
     examples: Any = data.examples
     parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
     unread = dict[str, str]()
@@ -152,7 +152,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
     for split in dict.fromkeys([*here["examples"], *counts["examples"]]):
         numbers = [side[what].get(split) for what in here for side in (here, counts)]
         table.add(split, *("–" if n is None else f"{n:,}" for n in numbers))
-    lines = [f"{published.title} {place.version} in {place.folder}", table.text(), f"published: {source}", ""]
+    lines = [f"{published.title} {place.version} in {place.place}", table.text(), f"published: {source}", ""]
     lines += [f"{what}: {note}" for what, note in data.notes.items()]
     lines += _some("cannot be read:", (f"{path!r} ({why})" for path, why in unread.items()))
     lines += _some("problem:", problems)
@@ -160,7 +160,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
         lines.append("The counts match the published ones, and no problem was found in the files.")
     elif other := [v for v in published.counts if v != place.version and not differences(v)]:
         lines.append(f"These are the counts of version {', '.join(other)}.")
-    content = {"folder": str(place.folder), "version": place.version, **here, "published": counts}
+    content = {"folder": str(place.place), "version": place.version, **here, "published": counts}
     content |= {"source": source, "notes": dict(data.notes), "unreadable": unread, "problems": problems}
     return DataReport(content, "\n".join(lines))
 

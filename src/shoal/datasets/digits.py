@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from shoal.data.splits import held_out_names
 from shoal.errors import InputError
 from shoal.settings import Count, Seed
 
+Change = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 ANGLES = {f"{angle}°": angle for angle in (0, 15, 30, 45, 60, 75)}
 LABEL_NOISE = 0.25
 COLOUR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
@@ -38,13 +39,14 @@ MD5 = {
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 """MNIST's files, and what torchvision says of each with .gz after its name."""
-FILES = tuple(MD5)
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 
 
 def _paths(folder: str | Path | None) -> list[Path]:
-    inside, endings = (".", "raw", "MNIST/raw"), ("", ".gz")
-    return find_files(FILES, folder=folder, home="mnist", inside=inside, endings=endings, get="rotated-mnist")
+    inside = (".", "raw", "MNIST/raw")
+    return find_files(
+        list(MD5), folder=folder, home="mnist", inside=inside, endings=("", ".gz"), get="rotated-mnist"
+    )
 
 
 def _find(folder: Path) -> Path | None:
@@ -82,12 +84,16 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 def read_mnist(folder: str | Path | None) -> tuple[Tensor, Tensor]:
     """Images uint8 (70000, 28, 28) and digits int64 in the order of the files, training before test."""
+    images, labels = list[NDArray[Any]](), list[NDArray[Any]]()
     paths = _paths(folder)
-    images, labels = ([_read_idx(path, n) for path in paths[i::2]] for i, n in ((0, 3), (1, 1)))
-    for path, x, y in zip(paths[1::2], images, labels, strict=True):
+    for image_file, label_file in zip(paths[::2], paths[1::2], strict=True):
+        x, y = _read_idx(image_file, 3), _read_idx(label_file, 1)
         if len(x) != len(y) or (y > 9).any() or x.shape[1:] != (28, 28):
-            raise _wrong(path, f"has {len(y)} labels up to {y.max(initial=0)} for images of shape {x.shape}")
-    return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels).astype(np.int64))
+            what = f"has {len(y)} labels up to {y.max(initial=0)} for images of shape {x.shape}"
+            raise InputError(f"{str(label_file)!r} {what}. Download it again; {SAY_WHERE} to look.")
+        images.append(x)
+        labels.append(y.astype(np.int64))
+    return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels))
 
 
 def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -100,33 +106,27 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             raise ValueError(f"it starts with the number {magic}, not {0x0800 + dimensions}")
         return np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions)).reshape(sizes)
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise _wrong(path, f"cannot be read ({error})") from error
-
-
-def _wrong(path: Path, what: str) -> InputError:
-    return InputError(f"{str(path)!r} {what}. Download it again; {SAY_WHERE} to look.")
+        again = f"Download it again; {SAY_WHERE} to look."
+        raise InputError(f"{str(path)!r} cannot be read ({error}). {again}") from error
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
     """Images (n, h, w) rotated counter-clockwise about their middle, interpolated bilinearly."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     # From a pixel of the rotated image to where it is looked up; y points down.
-    grid = F.affine_grid(
-        torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]).expand(len(images), 2, 3),
-        [len(images), 1, *images.shape[1:]],
-        align_corners=False,
-    )
+    matrix = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]).expand(len(images), 2, 3)
+    grid = F.affine_grid(matrix, [len(images), 1, *images.shape[1:]], align_corners=False)
     return F.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
 
 
-def rotate_by_domain(images: Tensor) -> Tensor:
-    """Images (n, h, w), each rotated by the angle of its domain, i mod 6; bytes are rounded to bytes."""
+def rotated(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Images (n, 1, h, w), each rotated by the angle of its domain, i mod 6, and their digits."""
     x = torch.empty_like(images)
     for i, angle in enumerate(ANGLES.values()):
         for rows in torch.arange(i, len(images), len(ANGLES)).split(2000):  # bounds the memory
             values = rotate(images[rows].float(), angle)
             x[rows] = values if images.is_floating_point() else values.round().to(images.dtype)
-    return x
+    return x[:, None], digits[: len(x)]
 
 
 def noisy_colours(digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -141,108 +141,81 @@ def noisy_colours(digits: Tensor, generator: torch.Generator) -> tuple[Tensor, T
     return label, colour
 
 
-def _rotated(
-    images: Tensor, digits: Tensor, held_out: str | list[str], seed: int, per_domain: int | None = None
-) -> DomainData:
-    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))
-    order = order[: _used(per_domain, len(digits), len(ANGLES))]
-    x = rotate_by_domain(images[order])[:, None]
-    return _data(x, digits[order], list(ANGLES), held_out, tuple(map(str, range(10))))
+def coloured(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Images (n, 2, h, w), of which colour c lights channel c, and their labels.
+
+    Noise is drawn for all digits, of which images may be the first ones.
+    """
+    label, colour = noisy_colours(digits, generator)
+    lit = colour[: len(images), None, None]
+    return torch.stack([images * ~lit, images * lit], dim=1), label[: len(images)].long()
 
 
-def _coloured(
-    images: Tensor, digits: Tensor, held_out: str | list[str], seed: int, per_domain: int | None = None
-) -> DomainData:
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(digits), generator=generator)
-    # Drawn for all images, so that `per_domain` only shortens the domains.
-    label, colour = noisy_colours(digits[order], generator)
-    order = order[: _used(per_domain, len(digits), len(COLOUR_NOISE))]
-    images, lit = images[order], colour[: len(order), None, None]
-    x = torch.stack([images * ~lit, images * lit], dim=1)  # colour c lights channel c
-    return _data(x, label[: len(order)].long(), list(COLOUR_NOISE), held_out, ("5 or more", "under 5"))
+def _datasets(
+    domains: list[str], change: Change, default: str, class_names: tuple[str, ...]
+) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """The datasets of one kind: of the digits of scikit-learn, and of MNIST."""
 
+    def make(
+        images: Tensor, digits: Tensor, held_out: str | list[str], seed: int, per_domain: int | None = None
+    ) -> DomainData:
+        tested, count = held_out_names(held_out, domains), len(domains)
+        most = len(digits) // count
+        if per_domain is not None and not 5 <= per_domain <= most:  # of fewer none is left for validation
+            message = f"must be from 5 to {most} of {len(digits)} images, not {per_domain}."
+            raise InputError(message, "per_domain")
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(digits), generator=generator)
+        used = order if per_domain is None else order[: per_domain * count]
+        x, y = change(images[used], digits[order], generator)
+        splits: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
+        for i, name in enumerate(domains):
+            rows = np.arange(i, len(x), count)
+            if name in tested:
+                splits["test"][name] = rows
+            else:
+                splits["validation"][name], splits["train"][name] = np.split(rows, [len(rows) // 5])
+        floats = x.is_floating_point()
+        return DomainData(
+            examples=TensorData(x, y) if floats else ByteImages(x, y),
+            splits={split: Domains.from_indices(parts) for split, parts in splits.items() if parts},
+            classes=len(class_names),
+            input_shape=tuple(x.shape[1:]),
+            model="small-cnn" if floats else "mnist-cnn",
+            class_names=class_names,
+        )
 
-def _data(
-    x: Tensor, y: Tensor, names: list[str], held_out: str | list[str], class_names: Sequence[str]
-) -> DomainData:
-    """Example i is in domain i mod their number; a fifth of each training domain is its validation split."""
-    of = {name: torch.arange(i, len(y), len(names)).numpy() for i, name in enumerate(names)}
-    test = {name: of.pop(name) for name in held_out_names(held_out, names)}
-    parts = {
-        "train": {name: rows[len(rows) // 5 :] for name, rows in of.items()},
-        "validation": {name: rows[: len(rows) // 5] for name, rows in of.items()},
-        **({"test": test} if test else {}),
-    }
-    return DomainData(
-        examples=TensorData(x, y) if x.is_floating_point() else ByteImages(x, y),
-        splits={split: Domains.from_indices(domains) for split, domains in parts.items()},
-        classes=len(class_names),
-        input_shape=tuple(x.shape[1:]),
-        model="small-cnn" if x.is_floating_point() else "mnist-cnn",
-        class_names=tuple(class_names),
+    def load_digits(*, held_out: str | list[str] = default, seed: Seed = 0) -> DomainData:
+        """The digits of scikit-learn, shuffled; ``held_out`` is the held-out domain, or a list of them.
+
+        Example i is in domain i mod their number, and a fifth of each training domain is held out for
+        validation.
+        """
+        return make(*read_digits(), held_out, seed)
+
+    def load_mnist(
+        *,
+        held_out: str | list[str] = default,
+        seed: Seed = 0,
+        folder: str | None = None,
+        per_domain: Count | None = None,
+    ) -> DomainData:
+        """MNIST, shuffled, and rotated or coloured as DomainBed does.
+
+        Args:
+            held_out: the held-out domain, or a list of them.
+            seed: for the shuffle, and the noise in labels and colours.
+            folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
+            per_domain: use only this many images of each domain, the first ones.
+        """
+        return make(*read_mnist(folder), held_out, seed, per_domain)
+
+    names = tuple(domains)
+    return (
+        SimpleNamespace(load=load_digits, DOMAINS=names),
+        SimpleNamespace(load=load_mnist, DOMAINS=names, DOWNLOAD=DOWNLOAD),
     )
 
 
-def _used(per_domain: int | None, available: int, domains: int) -> int:
-    """How many of the shuffled images are used, so that each domain gets ``per_domain`` (all, by default)."""
-    if per_domain is None:
-        return available
-    most = available // domains
-    if not 5 <= per_domain <= most:  # of fewer none would be left for validation
-        raise InputError(f"must be from 5 to {most} of {available} images, not {per_domain}.", "per_domain")
-    return per_domain * domains
-
-
-def load_rotated_digits(*, held_out: str | list[str] = "75°", seed: Seed = 0) -> DomainData:
-    """The digits of scikit-learn, shuffled, and rotated by one of six angles each."""
-    return _rotated(*read_digits(), held_out, seed)
-
-
-def load_rotated_mnist(
-    *,
-    held_out: str | list[str] = "75°",
-    seed: Seed = 0,
-    folder: str | None = None,
-    per_domain: Count | None = None,
-) -> DomainData:
-    """MNIST, shuffled, and rotated counter-clockwise by one of six angles each, as DomainBed does.
-
-    Args:
-        held_out: the held-out angle, or a list of them.
-        seed: for the shuffle.
-        folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
-        per_domain: use only this many images of each angle, the first ones.
-    """
-    return _rotated(*read_mnist(folder), held_out, seed, per_domain)
-
-
-def load_coloured_digits(*, held_out: str | list[str] = "-90%", seed: Seed = 0) -> DomainData:
-    """The digits of scikit-learn, shuffled, in three domains, and coloured as :func:`load_coloured_mnist`."""
-    return _coloured(*read_digits(), held_out, seed)
-
-
-def load_coloured_mnist(
-    *,
-    held_out: str | list[str] = "-90%",
-    seed: Seed = 0,
-    folder: str | None = None,
-    per_domain: Count | None = None,
-) -> DomainData:
-    """MNIST, shuffled, in three domains, and coloured as DomainBed does; see :func:`noisy_colours`.
-
-    Colour c lights channel c and leaves the other dark.
-
-    Args:
-        held_out: the held-out domain, or a list of them.
-        seed: for the shuffle and both kinds of noise.
-        folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
-        per_domain: use only this many images of each domain, the first ones.
-    """
-    return _coloured(*read_mnist(folder), held_out, seed, per_domain)
-
-
-rotated_digits = SimpleNamespace(load=load_rotated_digits, DOMAINS=tuple(ANGLES))
-rotated_mnist = SimpleNamespace(load=load_rotated_mnist, DOMAINS=tuple(ANGLES), DOWNLOAD=DOWNLOAD)
-coloured_digits = SimpleNamespace(load=load_coloured_digits, DOMAINS=tuple(COLOUR_NOISE))
-coloured_mnist = SimpleNamespace(load=load_coloured_mnist, DOMAINS=tuple(COLOUR_NOISE), DOWNLOAD=DOWNLOAD)
+rotated_digits, rotated_mnist = _datasets(list(ANGLES), rotated, "75°", tuple("0123456789"))
+coloured_digits, coloured_mnist = _datasets(list(COLOUR_NOISE), coloured, "-90%", ("5 or more", "under 5"))

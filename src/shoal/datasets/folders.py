@@ -8,10 +8,9 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.batch import DomainData
@@ -29,28 +28,17 @@ PUBLISHED = {"network": "resnet50.tv_in1k", "data": {"augment_validation": True}
 """What DomainBed's published results are of, for all of these; fields of its protocol's ``Sizes``."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where a published dataset's images are, and how many there should be."""
+class Layout(SimpleNamespace):
+    """Where a published dataset's images are, and how many there should be: the content of its YAML file.
 
-    title: str
-    name: str
-    """What it is called on the command line."""
-    folders: Sequence[str]
-    """Names of its own folder; case, spaces, _ and - do not count."""
-    domains: Mapping[str, Sequence[str]]
-    """The domains, each with other names of its folder."""
-    classes: int
-    counts: Mapping[str, int]
-    """Images of each domain."""
-    source: str
-    """Who counted."""
-    page: str
-    """Where it can be obtained by hand."""
-    other_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Other published counts by their source."""
+    ``folders`` are names of its own folder, of which case, spaces and signs do not count; ``domains`` have
+    other names of theirs; ``parts`` are folders that may lie between a domain and its classes, of which the
+    first group that is there is read. ``counts`` are images of each domain, ``source`` says who counted,
+    ``other_counts`` are those of others, and ``page`` is where it can be obtained by hand.
+    """
+
     parts: Sequence[Sequence[str]] = ()
-    """Folders that may lie between a domain and its classes; the first of these that are there are read."""
+    other_counts: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
     @property
     def how(self) -> str:
@@ -88,11 +76,9 @@ class Layout:
     def read(self, folder: str | Path | None) -> pd.DataFrame:
         """Its images; all domains must be there."""
         root, found = self.find(folder)
-        if lacking := [name for name in self.domains if name not in found]:
-            raise InputError(
-                f"{self.title} in {str(root)!r} has no folder for {', '.join(lacking)}; "
-                f"it can be obtained {self.how}."
-            )
+        if lacking := ", ".join(name for name in self.domains if name not in found):
+            where = f"{self.title} in {str(root)!r}"
+            raise InputError(f"{where} has no folder for {lacking}; it can be obtained {self.how}.")
         return read_folders(root, found)
 
     def differences(self, counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -113,8 +99,7 @@ def _plain(name: str) -> str:
 def declared(path: Path) -> SimpleNamespace:
     """The dataset that a YAML file declares."""
     about = read_yaml(path)
-    fields = {key: about[key] for key in Layout.__dataclass_fields__ if key in about}
-    layout = Layout(name=path.stem.replace("_", "-"), **fields)
+    layout = Layout(name=path.stem.replace("_", "-"), **about)
 
     def load(
         *,
@@ -172,10 +157,8 @@ ANIMALS = ["bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit
 def remove_copies(folder: Path) -> str:
     """DomainNet: removes the images that DomainBed lists as copies of others, and the list."""
     listed = folder / "domain_net_duplicates.txt"
-    names = {*map(str.strip, listed.read_text(errors="replace").splitlines())} - {""}
-    inside = (
-        folder / name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts
-    )
+    names = {Path(name.strip()) for name in listed.read_text(errors="replace").splitlines() if name.strip()}
+    inside = [folder / name for name in names if not name.is_absolute() and ".." not in name.parts]
     copies = [path for path in inside if path.is_file()]
     for path in (*copies, listed):
         path.unlink()
@@ -200,10 +183,9 @@ def sort_by_camera(folder: Path) -> str:
         if annotation["category_id"] in classes and camera in CAMERAS:
             places[name].add(folder / f"location_{camera}" / classes[annotation["category_id"]])
     there = [name for name in places if (images / name).is_file()]
-    for name in there:
-        for place in places[name]:
-            place.mkdir(parents=True, exist_ok=True)
-            os.link(images / name, place / name)
+    for name, place in [(each, place) for each in there for place in places[each]]:
+        place.mkdir(parents=True, exist_ok=True)
+        os.link(images / name, place / name)
     shutil.rmtree(images)
     files[0].unlink()
     missing = len(places) - len(there)

@@ -19,14 +19,12 @@ def load(*, per_domain: Annotated[int, Range(100, 10**7, multiple=100)] = 1000) 
     are x = 1000, of which 30 % have y = 1. Nothing is random. There is no validation split: there are
     only these three kinds of example.
     """
-    percent = per_domain // 100
-    negative, positive, ambiguous = 50 * percent, 40 * percent, 10 * percent
-    x = torch.zeros(3, per_domain, 4)
-    x[:, negative:, 0] = 1
+    half, ninety = per_domain // 2, per_domain // 10 * 9
+    x, y = torch.zeros(3, per_domain, 4), torch.zeros(3, per_domain, dtype=torch.int64)
+    x[:, half:, 0] = 1
     for domain in range(3):
-        x[domain, negative : negative + positive, 1 + domain] = 1
-    y = torch.zeros(3, per_domain, dtype=torch.int64)
-    y[:, negative : negative + positive + ambiguous * 3 // 10] = 1
+        x[domain, half:ninety, 1 + domain] = 1
+    y[:, half : ninety + per_domain // 100 * 3] = 1
     rows = torch.arange(3 * per_domain).view(3, per_domain).numpy()
     return DomainData(
         examples=TensorData(x.flatten(0, 1), y.flatten()),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
@@ -58,9 +58,9 @@ def load_folder(
             DomainBed; each image always alike.
         splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
-    root = needed("image-folder", "folder", folder, "your own images")
+    root = str(needed("image-folder", "folder", folder, "your own images"))
     files = read_folders(root, {name: [name] for name in domain_folders(root, splits_are_domains)})
-    _need_classes(files, str(root))
+    _need_classes(files, root)
     options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
     options["augment_validation"] = augment_validation
     return image_data(files, split_files(files, held_out, seed, copies=False), options=options)
@@ -89,70 +89,62 @@ def load_manifest(
 
     Args:
         file: a table with columns path, label and domain: CSV, Parquet or Excel.
-        held_out: the held-out domain or a list of them; by default the last in natural order, ``[]``: none.
-        seed: for the choice of the validation examples.
-        size: of the images, in pixels each way.
-        augment: whether training images are cropped, mirrored and recoloured at random.
-        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        held_out: this and the other options are as in :func:`load_folder`.
     """
-    path = needed("manifest", "file", file, "a list of images")
-    files = read_manifest(path)
+    files = read_manifest(file)
     if "split" not in files:
         splits = split_files(files, held_out, seed, copies=False)
-    elif held_out is not None:
-        message = f"{str(path)!r} has a column 'split', which defines the test split; use only one of them."
-        raise InputError(message, "held_out")
+    elif held_out is None:
+        splits = _listed_splits(files, first_copies(files), str(file))
     else:
-        first, split = first_copies(files), files["split"]
-        for row in np.flatnonzero(split.to_numpy() != split.to_numpy()[first]):
-            pair = f"{files['path'][first[row]]!r} ({split[first[row]]}) and {files['path'][row]!r}"
-            raise InputError(f"{pair} ({split[row]}) are the same image in two splits; remove one.")
-        splits = {}
-        for name in SPLITS:
-            inside = (split == name).to_numpy()
-            rows = files[inside].assign(row=first[inside]).groupby("domain", observed=True)["row"].unique()
-            if len(rows):
-                splits[name] = Domains.from_indices({str(d): np.sort(own) for d, own in rows.items()})
-        if "train" not in splits:
-            raise InputError(f"{str(path)!r} has no row of split train; there is nothing to train on.")
+        message = f"{str(file)!r} has a column 'split', which defines the test split; use only one of them."
+        raise InputError(message, "held_out")
     return image_data(files, splits, options={"size": size, "augment": augment, "bad": bad, "seed": seed})
+
+
+def _listed_splits(files: pd.DataFrame, first: NDArray[np.int64], where: str) -> dict[str, Domains]:
+    """The domains of each split that a list names; copies of an image count once, as the ``first``."""
+    split = files["split"]
+    for row in np.flatnonzero(split.to_numpy() != split.to_numpy()[first]):
+        pair = f"{files['path'][first[row]]!r} ({split[first[row]]}) and {files['path'][row]!r}"
+        raise InputError(f"{pair} ({split[row]}) are the same image in two splits; remove one.")
+    rows = files.assign(row=first).groupby(["split", "domain"], observed=True)["row"]
+    splits: dict[str, dict[str, Any]] = {name: {} for name in SPLITS if name in set(split)}
+    for (name, domain), own in rows:
+        splits[name][str(domain)] = np.unique(own)
+    if "train" not in splits:
+        raise InputError(f"{where!r} has no row of split train; there is nothing to train on.")
+    return {name: Domains.from_indices(domains) for name, domains in splits.items()}
 
 
 def manifest_domains(*, file: str | None = None, **others: Any) -> tuple[str, ...] | None:
     """Those that ``held_out`` can hold out; ``None`` where the table itself says what test is."""
-    files = read_manifest(needed("manifest", "file", file, "a list of images"))
+    files = read_manifest(file)
     return None if "split" in files else tuple(files["domain"].cat.categories)
 
 
-def read_manifest(path: Path) -> pd.DataFrame:
+def read_manifest(file: str | None) -> pd.DataFrame:
     """The files listed, and the split of each where the table has one."""
     from shoal.data.tables.read import cell_text, need_column, read
 
+    path = needed("manifest", "file", file, "a list of images")
     where, table = repr(str(path)), read(path)
-    columns = [*COLUMNS, *(["split"] if "split" in table else [])]
-    for name in columns:
+    for name in (*COLUMNS, *(["split"] if "split" in table else [])):
         need_column(name, table, f"images of {where}")
-        empty = table[name].isna() | (table[name].astype(str).str.strip() == "")
-        if empty.any():
-            raise InputError(f"{where}, row {empty.argmax() + 1}: {name} is empty; every image needs one.")
-        table[name] = table[name].map(cell_text).astype(str)
-    paths = table["path"].str.replace("\\", "/", regex=False).map(lambda p: str(path.parent / p))
-    if (twice := paths.duplicated()).any():
-        second = int(twice.argmax())
-        first = int((paths == paths[second]).argmax())
-        raise InputError(
-            f"{where}, row {second + 1}: {table['path'][second]!r} is listed in row {first + 1} already; an "
-            "image has one label, one domain and one split."
-        )
+        cells = table[name].map(lambda cell: cell_text(cell).strip(), na_action="ignore").replace("", None)
+        if cells.isna().any():
+            row = int(cells.isna().argmax()) + 1
+            raise InputError(f"{where}, row {row}: {name} is empty; every image needs one.")
+        table[name] = cells.astype(str)
+    paths = table["path"].str.replace("\\", "/", regex=False).map(lambda name: str(path.parent / name))
     files = image_frame(zip(paths, table["domain"], table["label"], strict=True))
     _need_classes(files, str(path))
     if "split" in table:
-        files["split"] = table["split"].str.strip().str.lower().replace(OTHER_WORDS)
+        files["split"] = table["split"].str.lower().replace(OTHER_WORDS)
         if (wrong := ~files["split"].isin(SPLITS)).any():
-            row = int(wrong.argmax())
-            raise InputError(
-                f"{where}, row {row + 1}: split is {table['split'][row]!r}; it must be {', '.join(SPLITS)}."
-            )
+            row, valid = int(wrong.argmax()), ", ".join(SPLITS)
+            value = table["split"][row]
+            raise InputError(f"{where}, row {row + 1}: split is {value!r}; it must be {valid}.")
     return files
 
 

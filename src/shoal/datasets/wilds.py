@@ -14,11 +14,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -40,51 +39,26 @@ if TYPE_CHECKING:
 
 PAGE = "https://wilds.stanford.edu/downloads"
 SPLITS = {
-    "train": "train",
-    "id_val": "id_validation",
-    "val": "validation",
-    "id_test": "id_test",
-    "test": "test",
+    **{"train": "train", "id_val": "id_validation", "val": "validation"},
+    **{"id_test": "id_test", "test": "test"},
 }
 """What WILDS calls a split, and what we do."""
 Array = NDArray[Any]
+Kinds = Mapping[str, str | Sequence[Any]]
+Bad = Literal["stop", "skip"]
+Fold = Literal["A", "B", "C", "D", "E"]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Examples and domains of one version, by split; ``source`` says who counted."""
+class Published(SimpleNamespace):
+    """A dataset of WILDS as it was published: its ``name``, and its part of ``wilds.yaml``.
 
-    examples: Mapping[str, int]
-    domains: Mapping[str, int] = field(default_factory=dict)
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Published:
-    """A dataset of WILDS as it was published, by version, the newest last; see ``wilds.yaml``."""
-
-    title: str
-    name: str
-    table: str
-    columns: Mapping[str, str | Sequence[Any]]
-    counts: Mapping[str, Counts]
-    images: str = ""
-    """The file of an example, by the columns of its row and the row's number."""
-    text: str = ""
-    """The column with the text."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of :class:`~shoal.data.DomainData`."""
-    folds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        return tuple(self.counts)
+    Where :func:`find` found its files, ``place`` is their folder and ``version`` that of the files.
+    """
 
     @property
     def folder(self) -> str:
         """The name of its folder, of the newest version."""
-        return f"{self.name}_v{self.versions[-1]}"
+        return f"{self.name}_v{list(self.counts)[-1]}"
 
     @property
     def down(self) -> str:
@@ -93,20 +67,81 @@ class Published:
             f"`shoal data check FOLDER --dataset {self.name}` compares it with the published counts"
         )
 
+    def read(self) -> pd.DataFrame:
+        """Its table."""
+        return read_columns(self.place / self.table, self.columns)
+
+    def image_data(
+        self, table: pd.DataFrame, label: str, groups: Any, splits: Mapping[str, Domains], **options: Any
+    ) -> DomainData:
+        """The images of a table's rows, whose classes are in column ``label``."""
+        import pandas as pd
+
+        columns, path = re.findall(r"{(\w+)}", self.images), self.path_of_images()
+        rows = table.assign(row=table.index)[columns].itertuples(index=False, name=None)
+        classes = self.columns[label]
+        if isinstance(classes, str):  # numbers
+            classes = range(int(table[label].max()) + 1)
+        frame = pd.DataFrame(
+            {
+                "path": [path.format(**dict(zip(columns, row, strict=True))) for row in rows],
+                "domain": pd.Categorical(np.asarray(groups)),
+                "label": pd.Categorical.from_codes(table[label], list(classes)),
+            }
+        )
+        named = {"class_names": tuple(classes) if isinstance(classes[0], str) else ()}
+        notes = self.checked(splits)
+        return image_data(frame, splits, options=options, notes=notes, **{**named, **self.about})
+
+    def path_of_images(self) -> str:
+        """The path of an image, with the names of columns in it."""
+        root = self.place / self.images.partition("/")[0]
+        if not root.is_dir():
+            lacking = f"a table but no images: there is no folder {str(root)!r}"
+            raise InputError(f"{self.title} has {lacking}. It can be obtained from {PAGE}, but {self.down}.")
+        return f"{self.place}/{self.images}"
+
+    def text_data(self, rows: Any, labels: Any, splits: Mapping[str, Domains], **options: Any) -> DomainData:
+        """The text of these rows, which stays on disk: `datasets` maps it into memory."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise InputError("the text of WILDS requires datasets: pip install 'shoal[text]'.") from error
+        datasets.disable_progress_bar()
+        kinds = datasets.Features({self.text: datasets.Value("string")})
+        reading: dict[str, Any] = {"usecols": [self.text], "keep_default_na": False, "encoding": "utf-8"}
+        table = datasets.Dataset.from_csv(str(self.place / self.table), features=kinds, **reading)
+        return DomainData(
+            examples=TextExamples(table.select(rows)[self.text], np.asarray(labels, np.int64), **options),
+            splits=splits,
+            classes=len(self.about["class_names"]),
+            input_shape=(options["max_tokens"],),
+            model=options["tokenizer"],
+            inputs=described_text(**options, column=self.text),
+            notes=self.checked(splits),
+            **self.about,
+        )
+
+    def checked(self, splits: Mapping[str, Domains]) -> dict[str, str]:
+        """Notes on the splits; an error where there is nothing to learn from."""
+        if "train" not in splits:
+            raise InputError(f"{self.title} in {str(self.place)!r} has no example of split train.")
+        return {"examples": f"version {self.version}"}
+
 
 @cache
 def published(name: str) -> Published:
     """The dataset ``name`` as ``wilds.yaml`` describes it."""
     found = read_yaml(Path(__file__).with_name("wilds.yaml"))[name]
     counts = {v: found["counts"][own] if isinstance(own, str) else own for v, own in found["counts"].items()}
-    about = {key: own if key == "model" else tuple(own) for key, own in found["about"].items()}
+    counts = {v: SimpleNamespace(**{"domains": {}, **own}) for v, own in counts.items()}
+    about = {key: tuple(own) if isinstance(own, list) else own for key, own in found["about"].items()}
     about["uncounted"] = frozenset(about.get("uncounted", ()))
-    found |= {"counts": {v: Counts(**each) for v, each in counts.items()}, "about": about}
-    return Published(name=name, **found)
+    return Published(**{**found, "name": name, "counts": counts, "about": about})
 
 
-def find(name: str, folder: str | Path | None) -> Files:
-    """The files of a dataset, of the newest version that is there.
+def find(name: str, folder: str | Path | None) -> Published:
+    """A dataset with its files, of the newest version that is there.
 
     ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA/wilds`` and
     ``$SHOAL_DATA``.
@@ -116,94 +151,21 @@ def find(name: str, folder: str | Path | None) -> Files:
     for place in (p for root in reversed(top) for p in (root, *root.glob(f"{name}_v*"))):
         called, _, version = place.absolute().name.partition("_v")
         if (place / known.table).is_file() and (called == name or not version):
-            there[version or known.versions[-1]] = place
-    for version in reversed(known.versions):
+            there[version or list(known.counts)[-1]] = place
+    for version in reversed(known.counts):
         if version in there:
-            return Files(known, there[version], version)
+            return Published(**vars(known), place=there[version], version=version)
     where = f"{known.title} is not in {' or '.join(repr(str(root)) for root in top)}"
     if there:
-        raise InputError(f"{where} in a version that can be read ({', '.join(known.versions)}).")
-    raise InputError(
-        f"{where}: there is no folder {known.folder} with {known.table}. {SAY_WHERE} to look. It can be "
-        f"obtained from {PAGE}, but {known.down}."
-    )
-
-
-class Files(NamedTuple):
-    """Where a dataset is, and of which version."""
-
-    known: Published
-    folder: Path
-    version: str
-
-    def read(self) -> pd.DataFrame:
-        """Its table."""
-        return read_columns(self.folder / self.known.table, self.known.columns)
-
-    def images(
-        self, table: pd.DataFrame, label: str, groups: Any, splits: Mapping[str, Domains], **options: Any
-    ) -> DomainData:
-        """The images of a table's rows, whose classes are in column ``label``."""
-        import pandas as pd
-
-        fields, kind = re.findall(r"{(\w+)}", self.known.images), self.known.columns[label]
-        rows = zip(*(table.assign(row=table.index)[field] for field in fields), strict=True)
-        path = self.path_of_images()
-        classes = range(len(kind) if isinstance(kind, list) else int(table[label].max()) + 1)
-        frame = pd.DataFrame(
-            {
-                "path": [path.format(**dict(zip(fields, row, strict=True))) for row in rows],
-                "domain": pd.Categorical(np.asarray(groups)),
-                "label": pd.Categorical.from_codes(table[label], list(classes)),
-            }
-        )
-        about = {"class_names": (), **self.known.about, "notes": self.checked(splits)}
-        return image_data(frame, splits, options=options, **about)
-
-    def path_of_images(self) -> str:
-        """The path of an image, with the names of columns in it."""
-        root = self.folder / self.known.images.partition("/")[0]
-        if not root.is_dir():
-            raise InputError(
-                f"{self.known.title} has a table but no images: there is no folder {str(root)!r}. "
-                f"It can be obtained from {PAGE}, but {self.known.down}."
-            )
-        return f"{self.folder}/{self.known.images}"
-
-    def text(self, rows: Any, labels: Any, splits: Mapping[str, Domains], **options: Any) -> DomainData:
-        """The text of these rows, which stays on disk: `datasets` maps it into memory."""
-        try:
-            import datasets
-        except ImportError as error:
-            raise InputError("the text of WILDS requires datasets: pip install 'shoal[text]'.") from error
-        datasets.disable_progress_bar()
-        column, about = self.known.text, self.known.about
-        kinds = datasets.Features({column: datasets.Value("string")})
-        reading: dict[str, Any] = {"usecols": [column], "keep_default_na": False, "encoding": "utf-8"}
-        table = datasets.Dataset.from_csv(str(self.folder / self.known.table), features=kinds, **reading)
-        tokenizer, length = options["tokenizer"], options["max_tokens"]
-        return DomainData(
-            examples=TextExamples(table.select(rows)[column], np.asarray(labels, np.int64), **options),
-            splits=splits,
-            classes=len(about["class_names"]),
-            input_shape=(length,),
-            model=tokenizer,
-            inputs=described_text(tokenizer, length, options["pad_to"], column),
-            notes=self.checked(splits),
-            **about,
-        )
-
-    def checked(self, splits: Mapping[str, Domains]) -> dict[str, str]:
-        """Notes on the splits; an error where there is nothing to learn from."""
-        if "train" not in splits:
-            raise InputError(f"{self.known.title} in {str(self.folder)!r} has no example of split train.")
-        return {"examples": f"version {self.version}"}
+        raise InputError(f"{where} in a version that can be read ({', '.join(known.counts)}).")
+    lacking = f"there is no folder {known.folder} with {known.table}. {SAY_WHERE} to look"
+    raise InputError(f"{where}: {lacking}. It can be obtained from {PAGE}, but {known.down}.")
 
 
 # Tables, splits and domains
 
 
-def read_columns(path: Path, kinds: Mapping[str, str | Sequence[Any]]) -> pd.DataFrame:
+def read_columns(path: Path, kinds: Kinds) -> pd.DataFrame:
     """Columns of a CSV file.
 
     They are ``text``, numbers (``whole``, ``number``, or ``share``: 0 where it is missing), or one of a list
@@ -219,16 +181,13 @@ def read_columns(path: Path, kinds: Mapping[str, str | Sequence[Any]]) -> pd.Dat
     except (OSError, ValueError) as error:  # no CSV, not UTF-8, not there, no such column, no number
         raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error
     for name, kind in kinds.items():
-        if kind == "text":
-            table[name] = table[name].fillna("")
-            continue
-        values, right = table[name].fillna(0) if kind == "share" else table[name], "a number"
+        values, right = table[name].fillna({"text": "", "share": 0}.get(first[name])), "a number"
         if not isinstance(kind, str):
             places, right = pd.Index(kind).get_indexer(values), f"one of {shown(kind)}"
             values = pd.Series(places).where(places >= 0)
         if (wrong := values.isna()).any():
             raise InputError(f"{str(path)!r}, row {wrong.argmax() + 1:,}: {name} must be {right}.")
-        table[name] = values if kind in ("number", "share") else values.astype(np.int64)
+        table[name] = values if kind in ("text", "number", "share") else values.astype(np.int64)
     return table
 
 
@@ -240,31 +199,26 @@ def named(codes: Any, name: Callable[[int], str]) -> pd.Categorical:
     return pd.Categorical.from_codes(places, [name(int(value)) for value in values])
 
 
-def domains_of(groups: pd.Categorical, rows: Array) -> Domains:
-    """The examples ``rows`` as domains: the groups that they are in, in their order."""
-    by_code = Domains.from_labels(groups.codes[rows].astype(np.int64))
-    names = [str(groups.categories[int(code)]) for code in by_code.names]
-    return Domains(names, by_code.offsets, rows[by_code.indices])
-
-
 def splits_of(
     split: Any, groups: pd.Categorical, training: pd.Categorical | None = None
 ) -> dict[str, Domains]:
     """The domains of every split that has examples, given the split of each; of train by ``training``."""
-    where = {name: np.flatnonzero(np.asarray(split) == name) for name in SPLITS.values()}
-    of = {"train": groups if training is None else training}
-    return {name: domains_of(of.get(name, groups), rows) for name, rows in where.items() if len(rows)}
+    import pandas as pd
+
+    found = {}
+    for name in SPLITS.values():
+        rows = np.flatnonzero(np.asarray(split) == name)
+        of = training if name == "train" and training is not None else groups
+        if len(rows):
+            members = pd.Series(rows).groupby(of[rows], observed=True)
+            found[name] = Domains.from_indices({str(group): own.to_numpy() for group, own in members})
+    return found
 
 
 # Images
 
 
-def load_camelyon17(
-    *,
-    folder: str | None = None,
-    size: Pixels = 96,
-    bad: Literal["stop", "skip"] = "stop",
-) -> DomainData:
+def load_camelyon17(*, folder: str | None = None, size: Pixels = 96, bad: Bad = "stop") -> DomainData:
     """Read the patches; domains and groups are hospitals, of which 0, 3 and 4 are trained on.
 
     Hospital 1 is the validation split, 2 the test split, and a tenth of the others ``id_validation``.
@@ -278,15 +232,10 @@ def load_camelyon17(
     names = ["validation", "test", "id_validation"]
     split = np.select([hospital == 1, hospital == 2, held], names, "train")
     splits = splits_of(split, named(hospital, "hospital {}".format))
-    return files.images(table, "tumor", hospital, splits, size=size, bad=bad)
+    return files.image_data(table, "tumor", hospital, splits, size=size, bad=bad)
 
 
-def load_iwildcam(
-    *,
-    folder: str | None = None,
-    size: Pixels = 448,
-    bad: Literal["stop", "skip"] = "stop",
-) -> DomainData:
+def load_iwildcam(*, folder: str | None = None, size: Pixels = 448, bad: Bad = "stop") -> DomainData:
     """Read the photos; domains and groups are the cameras' locations.
 
     Args:
@@ -296,7 +245,7 @@ def load_iwildcam(
     table = files.read()
     location, split = table["location_remapped"], np.array(list(SPLITS.values()))[table["split"]]
     splits = splits_of(split, named(location, "location {}".format))
-    return files.images(table, "y", location, splits, size=size, bad=bad)
+    return files.image_data(table, "y", location, splits, size=size, bad=bad)
 
 
 def load_fmow(
@@ -304,7 +253,7 @@ def load_fmow(
     folder: str | None = None,
     group_by: Literal["year and region", "year"] = "year and region",
     size: Pixels = 224,
-    bad: Literal["stop", "skip"] = "stop",
+    bad: Bad = "stop",
 ) -> DomainData:
     """Read the images; those before 2013 are trained on, those from 2016 on are the test split.
 
@@ -318,7 +267,7 @@ def load_fmow(
 
     files = find("fmow", folder)
     table = files.read()
-    codes = read_columns(files.folder / "country_code_mapping.csv", {"alpha-3": "text", "region": "text"})
+    codes = read_columns(files.place / "country_code_mapping.csv", {"alpha-3": "text", "region": "text"})
     region_of = dict(zip(codes["alpha-3"], codes["region"], strict=True))
     # Numbered as they appear in the whole table, as WILDS does.
     region, regions = pd.factorize(table["country_code"].map(region_of).replace("", np.nan).fillna("Other"))
@@ -326,19 +275,16 @@ def load_fmow(
     table, region = table[used], region[used]
     utc = table["timestamp"].str.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|\+00:?00)?")
     if not utc.all():
-        wrong = table["timestamp"][~utc].iloc[0]
-        raise InputError(
-            f"{str(files.folder / files.known.table)!r}: timestamp is {wrong!r}; it must be a time in UTC "
-            "such as 2015-07-25T08:45:12Z."
-        )
-    year = table["timestamp"].str[:4].to_numpy(np.int64)
-    early, part = year < 2013, table["split"].to_numpy()
+        wrong, right = table["timestamp"][~utc].iloc[0], "a time in UTC such as 2015-07-25T08:45:12Z"
+        raise InputError(f"{str(files.place / files.table)!r}: timestamp is {wrong!r}; it must be {right}.")
+    year, part = table["timestamp"].str[:4].to_numpy(np.int64), table["split"].to_numpy()
+    early, late = year < 2013, year >= 2016
     where = {
         "train": early & (part == "train"),
         "id_validation": early & (part == "val"),
-        "validation": ~early & (year < 2016) & (part == "val"),
+        "validation": ~early & ~late & (part == "val"),
         "id_test": early & (part == "test"),
-        "test": (year >= 2016) & (part == "test"),
+        "test": late & (part == "test"),
     }
     split = np.select(list(where.values()), list(where), "none")
     count, both = len(regions), year * len(regions) + region
@@ -346,19 +292,11 @@ def load_fmow(
     if group_by == "year":
         training = named(year, str)
     splits = splits_of(split, named(region, regions.__getitem__), training)
-    data = files.images(table, "category", both, splits, size=size, bad=bad)
-    return replace(data, class_names=tuple(files.known.columns["category"]))
-
-
-# PovertyMap
+    return files.image_data(table, "category", both, splits, size=size, bad=bad)
 
 
 def load_poverty(
-    *,
-    folder: str | None = None,
-    fold: Literal["A", "B", "C", "D", "E"] = "A",
-    augment: bool = True,
-    size: Pixels = 224,
+    *, folder: str | None = None, fold: Fold = "A", augment: bool = True, size: Pixels = 224
 ) -> DomainData:
     """Read the images of eight bands, which come normalised; the label is a village's wealth.
 
@@ -376,12 +314,12 @@ def load_poverty(
     if size > 224:
         raise InputError(f"size={size}; it must be at most 224.")
     files = find("poverty", folder)
-    table, known = files.read(), files.known
-    countries = list(known.columns["country"])
+    table = files.read()
+    countries = list(files.columns["country"])
     country = table["country"].map(dict(enumerate(countries)))
     split = np.full(len(table), "train", object)
-    for name, group in zip(("validation", "test"), known.folds[fold], strict=True):
-        split[country.isin(known.groups[group])] = name
+    for name, group in zip(("validation", "test"), files.folds[fold], strict=True):
+        split[country.isin(files.groups[group])] = name
     # Held out of the training countries as WILDS draws them: 1,000 for validation and 1,000 for test.
     order = np.flatnonzero(split == "train")
     np.random.default_rng(ord(fold) + 541_433).shuffle(order)
@@ -395,7 +333,7 @@ def load_poverty(
         classes=None,
         input_shape=(8, size, size),
         notes={**files.checked(splits), "test": f"fold {fold}"},
-        **known.about,
+        **files.about,
     )
 
 
@@ -411,7 +349,10 @@ class Villages(Examples):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         try:
-            x = self._bands(index)
+            with np.load(self.path(index), allow_pickle=False) as file:
+                x = torch.from_numpy(file["x"].astype(np.float32))
+            if x.shape != (8, 224, 224):
+                raise ValueError(f"its shape is {tuple(x.shape)}, not (8, 224, 224)")
         except Exception as error:  # whatever NumPy raises of a damaged file
             raise InputError(f"the image {self.path(index)!r} cannot be read ({error!r}).") from error
         if self.size < x.shape[-1]:
@@ -419,13 +360,6 @@ class Villages(Examples):
         if self.augment and self.trained[index]:
             x = x.flip([axis for axis, u in zip((1, 2), torch.rand(2), strict=True) if u < 0.5])
         return x, torch.tensor(self.labels[index])
-
-    def _bands(self, index: int) -> Tensor:
-        with np.load(self.path(index), allow_pickle=False) as file:
-            bands: Array = file["x"]
-        if bands.shape != (8, 224, 224):
-            raise ValueError(f"its shape is {bands.shape}, not (8, 224, 224)")
-        return torch.from_numpy(bands.astype(np.float32))
 
     def known_labels(self) -> Array:
         return self.labels
@@ -436,8 +370,7 @@ class Villages(Examples):
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same images in other splits: those of ``"train"`` are mirrored."""
         same = copy.copy(self)
-        same.trained = np.zeros(len(self), bool)
-        same.trained[splits["train"].examples()] = True
+        same.trained = np.isin(np.arange(len(self)), splits["train"].examples())
         return same
 
     def evaluation(self) -> Self:
@@ -469,9 +402,9 @@ def load_civilcomments(
             black people are mentioned, toxic or not.
     """
     files = find("civilcomments", folder)
-    table, known = files.read(), files.known
+    table = files.read()
     toxic = table["toxicity"] >= 0.5
-    mentioned = table[[name for name, kind in known.columns.items() if kind == "share"]] >= 0.5
+    mentioned = table[[name for name, kind in files.columns.items() if kind == "share"]] >= 0.5
     mentioned["none"] = ~mentioned.any(axis=1)
     black = mentioned[["black"]].assign(**{"not black": ~mentioned["black"]})[["not black", "black"]]
     splits = {}
@@ -481,12 +414,12 @@ def load_civilcomments(
         found = {
             f"{name}, {word}": np.flatnonzero(inside & groups[name] & (toxic == (word == "toxic")))
             for name in groups
-            for word in known.about["class_names"]
+            for word in files.about["class_names"]
         }
         if members := {name: rows for name, rows in found.items() if len(rows)}:
             splits[split] = Domains.from_indices(members)
-    options = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
-    return files.text(range(len(table)), toxic, splits, **options)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
+    return files.text_data(range(len(table)), toxic, splits, **options)
 
 
 def load_amazon(
@@ -503,7 +436,7 @@ def load_amazon(
     import pandas as pd
 
     files = find("amazon", folder)
-    table, path = files.read(), files.folder / "splits" / "user.csv"
+    table, path = files.read(), files.place / "splits" / "user.csv"
     numbers = {0: "train", 1: "validation", 2: "id_validation", 3: "test", 4: "id_test"}
     split = read_columns(path, {"split": [*numbers, -1]})["split"]
     if len(split) != len(table):
@@ -513,8 +446,8 @@ def load_amazon(
     in_order = table["reviewerID"].iloc[np.argsort(split, kind="stable")]  # of their splits
     reviewers = pd.Categorical(table["reviewerID"], in_order.unique())
     splits = splits_of(split.map(numbers), reviewers)
-    options = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
-    return files.text(rows, table["overall"], splits, **options)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
+    return files.text_data(rows, table["overall"], splits, **options)
 
 
 camelyon17 = SimpleNamespace(load=load_camelyon17, PUBLISHED=published("camelyon17"))
