@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import json
 import shlex
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import Unpack
 
-from shoal.api.result import Result, write_files
+from shoal.api.result import Result, messages
 from shoal.api.source import Source, datasets_in, find_source, listed_algorithms, listed_names, make_folder
 from shoal.api.train import given_options, model_fields
-from shoal.errors import InputError, TableWarning
+from shoal.errors import InputError
 from shoal.files import dump_json, read_json, write_atomically
 from shoal.options import (
     Algorithms,
@@ -35,7 +33,6 @@ from shoal.settings import Few, Positive, Range
 if TYPE_CHECKING:
     import pandas
 
-    from shoal.api.refit import Importance
     from shoal.experiments.compare import Layout
     from shoal.experiments.config import RunConfig
     from shoal.experiments.race import Race, Stage, Times
@@ -44,13 +41,12 @@ if TYPE_CHECKING:
     from shoal.trained import Trained
 
 HOME = "shoal-compare"
+Show = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class Comparison(Result):
-    """The result of :func:`compare`; ``print`` shows it.
-
-    ``recommendation.row`` is the recommended algorithm.
+    """The result of :func:`compare`; ``print`` shows it, and ``report.html`` in its folder.
 
     Attributes:
         result: rows, cases and everything else as plain data.
@@ -70,7 +66,7 @@ class Comparison(Result):
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """The recommendation, ``None`` while runs are missing."""
+        """The recommendation, whose ``row`` is the algorithm to use; ``None`` while runs are missing."""
         from shoal.experiments.recommend import Recommendation
 
         about = self.result.get("recommendation")
@@ -102,25 +98,35 @@ class Comparison(Result):
             row: another algorithm of the comparison (default: the recommended one).
         """
         from shoal.api.refit import refit
+        from shoal.api.report import report
 
         model = refit(self, out, row)
-        self.report(self.folder / "report.html")
+        report(self.folder)
         return model
 
-    def importance(self, *, row: str | None = None) -> Importance:
+    def importance(self, *, row: str | None = None) -> pandas.DataFrame:
         """Return which columns of a table matter to the recommended algorithm, and where they mislead.
 
-        One model per fold is trained again, and scored on its held-out domains with each column shuffled. The
-        result is in the report too.
+        A column is shuffled within a held-out domain. Its importance there is how much worse the score of the
+        model becomes that was trained on the other domains; this trains one model per fold again. It is
+        negative where the column misleads: the score is better without its information. Columns that carry
+        the same information share it. The report shows the result too.
 
         Args:
             row: another algorithm of the comparison (default: the recommended one).
+
+        Returns:
+            pandas.DataFrame: a row for each column of the table, the most important first: ``mean`` over
+            domains with the 95 % interval ``low`` to ``high`` (NaN with fewer than three folds), the domains
+            in which the column significantly ``misleads``, and its importance ``in`` each domain.
         """
         from shoal.api.refit import importance
+        from shoal.api.report import report
 
         found = importance(self, row)
-        write_files(self.folder, {"importance.json": dump_json(found.to_dict())})
-        self.report(self.folder / "report.html")
+        content = {**found.attrs, "columns": json.loads(found.reset_index().to_json(orient="records"))}
+        write_atomically(self.folder / "importance.json", dump_json(content))
+        report(self.folder)
         return found
 
     def __str__(self) -> str:
@@ -137,45 +143,18 @@ class Comparison(Result):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per algorithm, best first: mean and standard deviation, the worst
-        domain, the difference to the baseline with its interval, and each domain."""
+        domain, the difference to the baseline with its interval, and the mean ``in`` each domain."""
         import pandas
 
         rows = []
         for row in self.result["rows"]:
             worst, over = row["worst"] or {}, row["over_domains"] or {}
-            rows.append(
-                {name: row[name] for name in ("algorithm", "rank")}
-                | {name: row["average"][name] for name in ("mean", "sd")}
-                | {"worst": worst.get("mean"), "worst_domain": worst.get("domain")}
-                | {"difference": over.get("mean"), "low": over.get("low"), "high": over.get("high")}
-                | {"validation": row["validation"]["mean"]}
-                | {name: summary["mean"] for name, summary in row["domains"].items()}
-            )
+            cells = {"algorithm": row["algorithm"], "rank": row["rank"]}
+            cells |= {name: row["average"][name] for name in ("mean", "sd")}
+            cells |= {"worst": worst.get("mean"), "worst_domain": worst.get("domain")}
+            cells |= {"difference": over.get("mean"), "low": over.get("low"), "high": over.get("high")}
+            rows.append(cells | {f"in {name}": each["mean"] for name, each in row["domains"].items()})
         return pandas.DataFrame(rows).set_index("algorithm")
-
-    def save(self, path: str | Path) -> Path:
-        """Write the results to a file that ends in .md, .csv (one line per case), .json or .html."""
-        from shoal.report import compare as view
-
-        path, ending = Path(path), Path(path).suffix.lower()
-        if ending == ".html":
-            return self.report(path)
-        if ending not in view.FILES:
-            raise InputError(f"{str(path)!r} must end in .md, .csv, .json or .html.")
-        write_atomically(path, view.FILES[ending](self.result).encode(errors="backslashreplace"))
-        return path
-
-    def figure(self) -> Any:
-        """Return a matplotlib figure of every algorithm on every held-out domain."""
-        from shoal.report import compare as view
-
-        return view.figure(self.result)
-
-    def report(self, path: str | Path) -> Path:
-        """Write an HTML report of this comparison to a file."""
-        from shoal.api.report import report
-
-        return report(self.folder, path).path
 
 
 @public("steps", "batch_size", "lr", "model", "metric", "device", "jobs")
@@ -237,6 +216,7 @@ def compare(
         [True, True, True, True]
     """
     from shoal.experiments.compare import LeaveDomainsOut, layout
+    from shoal.experiments.execute import count_jobs
     from shoal.experiments.race import Race, Times, sized
     from shoal.training.processes import together
 
@@ -245,13 +225,13 @@ def compare(
     if "settings" in options:
         raise InputError("belong to one algorithm, and compare searches them; use shoal.train.", "settings")
     full, asked = with_defaults(options, CompareOptions), listed_algorithms(algorithms)
-    with datasets_in(options.get("data_dir")), _messages(bool(full["progress"])) as show:
+    with datasets_in(options.get("data_dir")), messages(bool(full["progress"])) as show:
         of_data: Any = given_options(options, DataOptions)
         source = find_source(data, folder=out, home=HOME, **of_data)
         where = layout(source.dataset, source.options, listed_names(held_out), options.get("metric"))  # type: ignore[arg-type]
         base, note = _base(source, where, options)
-        rows = _rows(asked, base, where, source.own)
         given = tuple(given_options(options, TrainingOptions))
+        rows = _rows(asked, base, where, source.own)
         protocol = LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, given)
         protocol, unable, notes = protocol.checked(full["device"], bool(asked) and "all" not in asked)
         show(note, *where.messages, *notes, *(f"not compared: {n} ({why})" for n, why in unable.items()))
@@ -259,11 +239,16 @@ def compare(
             protocol = replace(protocol, rows=[*where.baselines, *protocol.rows])
         times = Times.of_table(*where.size, base) if where.size and not model_fields(options) else None
         race = sized(Race(protocol, exhaustive), times, seeds, search, budget)
+        plan = _plan(race, times, count_jobs(full["device"], full["jobs"]), budget)
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
         about: dict[str, Any] = {"title": Path(source.given).name if source.own else base.dataset}
-        about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned, "cautions": notes}
         _make_folder(folder, source, about["title"], fit)
-        found = _Job(source, race, times, folder, full, about, show).run(budget)
+        if columns := source.columns():
+            write_atomically(folder / "columns.json", dump_json(columns))
+            notes = [*notes, *_leaks(columns)]
+        about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned, "cautions": notes}
+        show(*source.notes(), plan)
+        found = _raced(race, folder, full, about, show, budget)
         return _fitted(found, fit, show)
 
 
@@ -318,7 +303,96 @@ def _make_folder(folder: Path, source: Source, title: str, fit: str | Path | Non
             raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
 
 
-def _fitted(found: Comparison, folder: str | Path | None, show: Callable[..., None]) -> Comparison:
+def _leaks(columns: Mapping[str, Any]) -> list[str]:
+    """Columns of a table that may contain the label."""
+    every = [(column["column"], text) for column in columns["columns"] for text in column["warnings"]]
+    return [f"column {name!r}, {text}" for name, text in every if text.startswith("possible leakage")]
+
+
+def _plan(race: Race, times: Times | None, jobs: int, minutes: float | None) -> str:
+    """What will be run and how long it takes, as a sentence; an error if the budget is too small."""
+    from shoal.experiments.progress import duration
+    from shoal.report.tables import many
+
+    folds, domains = len(race.protocol.folds), len(race.protocol.held_out)
+    parts, seconds = [_described(stage) for stage in race.stages], list[float]()
+    if times:
+        seconds = [race.seconds(stage, times, jobs) for stage in race.stages]
+        parts = [f"{part} ({duration(took)})" for part, took in zip(parts, seconds, strict=True)]
+        if minutes is not None and 60 * minutes < seconds[0]:
+            raise InputError(f"of {minutes:g} minutes is too small: the first stage is {parts[0]}.", "budget")
+    text = f"{many(domains, 'held-out domain')}{f' in {folds} groups' * (folds < domains)}; "
+    total = f", about {duration(sum(seconds))} with {many(jobs, 'run')} in parallel" if times else ""
+    text += f"{many(len(parts), 'stage')}{total}: {'; '.join(parts)}"
+    return text if race.exhaustive else f"{text}. Algorithms that can no longer be recommended leave the race"
+
+
+def _described(stage: Stage) -> str:
+    from shoal.report.tables import many
+
+    parts = (many(len(stage.rows), "algorithm"), many(stage.seeds, "seed"), many(stage.search, "trial"))
+    return f"{stage.name}: {', '.join(parts)}"
+
+
+def _raced(
+    race: Race,
+    folder: Path,
+    options: Mapping[str, Any],
+    about: Mapping[str, Any],
+    show: Show,
+    minutes: float | None,
+) -> Comparison:
+    """Run the stages, and write the table after each of them."""
+    from shoal.experiments.execute import execute
+    from shoal.experiments.progress import duration
+    from shoal.experiments.store import Store
+    from shoal.report import compare as view
+    from shoal.training.stopping import Interrupted
+
+    store, stages, start = Store(folder / "runs"), race.stages, time.monotonic()
+    how = {name: options[name] for name in ("engine", "device", "jobs")}
+    how["options"] = {name: options[name] for name in ("workers", "compile", "deterministic")}
+    result, failed = dict[str, Any](), dict[str, str]()
+    for number, stage in enumerate(stages):
+        began, done = time.monotonic(), f"after stage {number} of {len(stages)}"
+        if minutes is not None and number and began - start > 60 * minutes:
+            result["race"]["ended"] = "budget"
+            show(f"the budget of {minutes:g} minutes is used up {done}")
+            break
+        configs = race.plan(stage)
+        if new := bool(store.missing(configs)):
+            show(f"stage {number + 1} of {len(stages)}: {_described(stage)}")
+        try:
+            failed.update(execute(configs, store, progress=bool(options["progress"]), **how).failed)
+        except Interrupted as stop:
+            if not result:
+                raise
+            result["race"]["ended"] = "interrupted"
+            _save(folder, result)
+            text = f"interrupted. The results {done} are in {folder}; the same command resumes."
+            raise Interrupted(text, stop.signal) from stop
+        result = race.close(stage, store.found, failed) | about
+        if number + 1 < len(stages):
+            _save(folder, result)
+        if new and number + 1 < len(stages):
+            took = f"after stage {number + 1} of {len(stages)} ({duration(time.monotonic() - began)})"
+            show(": ".join([took, *view.recommended(result)[:1]]), f"{view.table(result, most=0).text()}\n")
+    text = f"{view.text(result)}\n\nSaved in {folder}: {', '.join(_save(folder, result))}."
+    return Comparison(result, store.found(race.configs), folder, text, options)
+
+
+def _save(folder: Path, result: Mapping[str, Any]) -> list[str]:
+    """Write the result and its report; returns the names of the files."""
+    from shoal.api.report import report
+    from shoal.report import compare as view
+
+    contents = view.files(result)
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return [*contents, report(folder).path.name]
+
+
+def _fitted(found: Comparison, folder: str | Path | None, show: Show) -> Comparison:
     """The comparison, after the recommended algorithm was trained on all domains, or with how to do that."""
     if folder is None:
         about, text = found.recommendation, found.text
@@ -327,168 +401,18 @@ def _fitted(found: Comparison, folder: str | Path | None, show: Callable[..., No
         return replace(found, text=text)
     show("training the recommended algorithm on all domains")
     try:
-        model = found.refit(folder)
+        trained = found.refit(folder)
     except InputError as error:
         problem = f"Not fitted: {error}"
         return replace(found, text=f"{found.text}\n{problem}", not_fitted=problem)
-    name = shlex.quote(str(folder))
-    lines = [f"Trained on all domains: {folder}. To predict, score and export:"]
-    lines += [f"  shoal {words}" for words in (f"predict {name} NEW", f"score {name} LABELLED")]
-    text = "\n".join([found.text, *lines, f"  shoal export {name}"])
-    if model.inputs.get("kind") == "table":
-        text += f"\n\n{found.importance()}"
+    commands = ("predict {} NEW", "score {} LABELLED", "export {}")
+    lines = [f"  shoal {command.format(shlex.quote(str(folder)))}" for command in commands]
+    first = f"Trained on all domains: {folder}. To predict, score and export:"
+    text = "\n".join([found.text, first, *lines])
+    if trained.inputs.get("kind") == "table":
+        from shoal.report import model
+
+        found.importance()
+        about = read_json(found.folder / "importance.json")
+        text += f"\n\n{model.table(about).text()}\n\n{model.IMPORTANCE.format(**about)}"
     return replace(found, text=text)
-
-
-@contextlib.contextmanager
-def _messages(progress: bool) -> Iterator[Callable[..., None]]:
-    """Shows messages to the user. Where the columns of a table are shown, there are no warnings of them."""
-
-    def show(*lines: str) -> None:
-        for line in filter(None, lines if progress else ()):
-            end = "\n" if "\n" in line else ".\n"
-            print(f"{line[:1].upper()}{line[1:].rstrip('.')}", end=end, file=sys.stderr, flush=True)
-
-    with warnings.catch_warnings():
-        if progress:
-            warnings.simplefilter("ignore", TableWarning)
-        yield show
-
-
-@dataclass
-class _Job:
-    """A race that is planned, and where its runs and tables go."""
-
-    source: Source
-    race: Race
-    times: Times | None
-    folder: Path
-    options: Mapping[str, Any]
-    about: Mapping[str, Any]
-    show: Callable[..., None]
-
-    def __post_init__(self) -> None:
-        from shoal.experiments.store import Store
-
-        self.store = Store(self.folder / "runs")
-
-    def run(self, minutes: float | None) -> Comparison:
-        """Run the stages, and write the table after each of them."""
-        from shoal.experiments.execute import execute
-        from shoal.training.stopping import Interrupted
-
-        start, stages = time.monotonic(), self.race.stages
-        result, failed = dict[str, Any](), dict[str, str]()
-        self._announce(minutes)
-        about = {**self.about, "cautions": [*self.about["cautions"], *self._leaks()]}
-        how = {name: self.options[name] for name in ("engine", "device", "jobs")}
-        how["options"] = {name: self.options[name] for name in ("workers", "compile", "deterministic")}
-        for number, stage in enumerate(stages):
-            began, of = time.monotonic(), f"of {len(stages)}"
-            if minutes is not None and number and began - start > 60 * minutes:
-                result["race"]["ended"] = "budget"
-                self.show(f"the budget of {minutes:g} minutes is used up after stage {number} {of}")
-                break
-            configs = self.race.plan(stage)
-            if new := bool(self.store.missing(configs)):
-                self.show(f"stage {number + 1} {of}: {self._described(stage)}")
-            try:
-                progress = bool(self.options["progress"])
-                failed.update(execute(configs, self.store, progress=progress, **how).failed)
-            except Interrupted as stop:
-                if not result:
-                    raise
-                result["race"]["ended"] = "interrupted"
-                self._written(result)
-                where = f"after stage {number} {of} are in {self.folder}"
-                text = f"interrupted. The results {where}; the same command resumes."
-                raise Interrupted(text, stop.signal) from stop
-            result = self.race.close(stage, self.store.found, failed) | about
-            self._tables(result)
-            if new and number + 1 < len(stages):
-                self._show_stage(number, result, time.monotonic() - began)
-        return self._written(result)
-
-    def _announce(self, minutes: float | None) -> None:
-        """Say what will be run and how long it takes, and on which columns of a table."""
-        from shoal.experiments.execute import count_jobs
-        from shoal.experiments.progress import duration
-        from shoal.report.tables import many
-
-        race, protocol, stages = self.race, self.race.protocol, self.race.stages
-        if not self.store.missing(race.plan(stages[-1])):
-            return
-        jobs = count_jobs(self.options["device"], self.options["jobs"])
-        times = [race.seconds(stage, self.times, jobs) for stage in stages] if self.times else []
-        if times and minutes is not None and 60 * minutes < times[0]:
-            about = f"{self._described(stages[0])}, takes about {duration(times[0])}"
-            raise InputError(f"of {minutes:g} minutes is too small: the first stage, {about}.", "budget")
-        if (report := self.source.columns()) is not None:
-            write_files(self.folder, {"columns.json": dump_json(report)})
-        self.show(*self.source.notes())
-        folds, domains = len(protocol.folds), len(protocol.held_out)
-        groups = f" in {folds} groups" if folds < domains else ""
-        each = [f"({duration(seconds)})" for seconds in times] or [""] * len(stages)
-        parts = [f"{self._described(stage)} {time}".strip() for stage, time in zip(stages, each, strict=True)]
-        some = "" if race.exhaustive else "; algorithms that can no longer be recommended leave the race"
-        total = f", about {duration(sum(times))} with {many(jobs, 'run')} in parallel" if times else ""
-        self.show(
-            f"{many(domains, 'held-out domain')}{groups}; {many(len(stages), 'stage')}{total}: "
-            f"{'; '.join(f'{n}. {part}' for n, part in enumerate(parts, 1))}{some}"
-        )
-
-    def _leaks(self) -> list[str]:
-        """Columns of a table that may contain the label."""
-        if not (path := self.folder / "columns.json").exists():
-            return []
-        found = [
-            (column["column"], text)
-            for column in read_json(path)["columns"]
-            for text in column["warnings"]
-            if text.startswith("possible leakage")
-        ]
-        return [f"column {name!r}, {text}" for name, text in found]
-
-    def _described(self, stage: Stage) -> str:
-        """What a stage runs."""
-        from shoal.report.tables import many
-
-        count = len([row for row in stage.rows if row not in self.race.left])
-        if stage.name in ("baselines", "algorithms"):
-            return f"{many(count, stage.name[:-1])} once, with the defaults"
-        every = "all algorithms" if self.race.exhaustive else "those that can still be recommended"
-        more = f"{stage.search} trials" if stage.name == "hyperparameters" else f"{stage.seeds} seeds"
-        return f"{more} of {every}"
-
-    def _show_stage(self, number: int, result: Mapping[str, Any], seconds: float) -> None:
-        """The table of a stage that is not the last."""
-        from shoal.experiments.progress import duration
-        from shoal.report import compare as view
-
-        first = f"after stage {number + 1} of {len(self.race.stages)} ({duration(seconds)})"
-        self.show("\n".join([f"{first}: {line}" for line in view.recommended(result)[:1]] or [first]))
-        self.show(f"{view.table(result, most=0).text()}\n")
-
-    def _tables(self, result: Mapping[str, Any]) -> list[str]:
-        """Write the tables; returns the names of the files."""
-        from shoal.report import compare as view
-
-        files = {f"comparison{ending}": content(result) for ending, content in view.FILES.items()}
-        write_files(self.folder, {n: text.encode(errors="backslashreplace") for n, text in files.items()})
-        return list(files)
-
-    def _written(self, result: dict[str, Any]) -> Comparison:
-        """The result, with its tables, figure and report in the folder."""
-        from shoal.api.report import report
-        from shoal.report import compare as view
-        from shoal.report import plots
-
-        written = self._tables(result)
-        try:
-            written += [path.name for path in plots.save(view.figure(result), self.folder / "comparison")]
-            written.append(report(self.folder).path.name)
-        except InputError as error:
-            self.show(str(error))
-        text = f"{view.text(result)}\n\nSaved in {self.folder}: {', '.join(written)}."
-        records = self.store.found(self.race.configs)
-        return Comparison(result, records, self.folder, text, self.options)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import shlex
-import sys
-import warnings
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typing_extensions import Unpack
 
-from shoal.api.result import Result
-from shoal.api.source import (
-    OF_TABLE,
-    TABLE,
-    Source,
-    datasets_in,
-    find_source,
-    listed_names,
-    make_folder,
-    table_of,
-)
-from shoal.errors import InputError, TableWarning
-from shoal.files import dump_json, write_atomically
+from shoal.api.result import Result, messages, write_output
+from shoal.api.source import TABLE, Source, datasets_in, find_source, make_folder
+from shoal.errors import InputError
+from shoal.files import dump_json
 from shoal.options import DataOptions, as_flags, public
 from shoal.settings import Range, Seed
 
@@ -45,7 +35,7 @@ class Diagnosis(Result):
         name: name of the data.
         compare: command that compares algorithms on these data.
         without: the same without the suspect columns.
-        files: files that were written.
+        files: files that were written: ``diagnosis.json`` and the page.
     """
 
     result: Mapping[str, Any]
@@ -93,31 +83,6 @@ class Diagnosis(Result):
 
         return pandas.json_normalize(self.result[what])
 
-    def figure(self) -> Any:
-        """Return a matplotlib figure: confusion of domains, generalization gap, gradient cosines."""
-        from shoal.report import diagnose as view
-
-        return view.figure(self.result, self.name)
-
-    def save(self, path: str | Path) -> list[Path]:
-        """Write ``diagnosis.json`` and the figure.
-
-        Args:
-            path: folder to write to.
-
-        Returns:
-            The files.
-        """
-        from shoal.report import plots
-
-        make_folder(path)
-        file = Path(path) / "diagnosis.json"
-        try:
-            write_atomically(file, dump_json(self.to_dict()))
-            return [file, *plots.save(self.figure(), file.with_suffix(""))]
-        except OSError as error:
-            raise InputError(f"{str(path)!r}: {error.strerror or error}.", "out") from error
-
 
 @public("label", "domain")
 def diagnose(
@@ -151,7 +116,7 @@ def diagnose(
         seed: random seed.
         max_examples: maximum number of examples to sample.
         max_domains: maximum number of domains to sample.
-        out: folder for diagnosis.json, columns.json and the figure. In Python also None: nothing is saved.
+        out: folder for diagnosis.json, columns.json and report.html. In Python also None: nothing is saved.
         progress: show progress on stderr.
         **options: options of the data, see :class:`~shoal.options.DataOptions`.
     """
@@ -162,12 +127,11 @@ def diagnose(
 
     if together():
         raise InputError("diagnose runs in one process; run it without torchrun.")
-    with datasets_in(options.get("data_dir")):
-        source, loaded = _load(data, options, progress)
-    if out is not None:
-        make_folder(out, source.given)
-        if (report := source.columns()) is not None:
-            write_atomically(Path(out) / "columns.json", dump_json(report))
+    with datasets_in(options.get("data_dir")), messages(progress) as show:
+        source, loaded = _load(data, options)
+        if out is not None:
+            make_folder(out, source.given)
+        show(*source.notes())
     state: tuple[float, None, str] = (0.0, None, "")
 
     def on_progress(phase: str, done: int, total: int) -> None:
@@ -179,41 +143,33 @@ def diagnose(
     more = {name: options[name] for name in ("data_dir",) if name in options}
     suspect = to_drop(result)
     fewer = replace(source, options={**source.options, "drop": [*source.options.get("drop", ()), *suspect]})
-    found = Diagnosis(
-        result=result,
-        name=Path(source.given).name,
-        compare=_command(source, more),
-        without=_command(fewer, more) if suspect else "",
-    )
-    return found if out is None else replace(found, files=tuple(found.save(out)))
+    commands = [shlex.join(["shoal", "compare", *each.words, *as_flags(more)]) for each in (source, fewer)]
+    found = Diagnosis(result, Path(source.given).name, commands[0], commands[1] if suspect else "")
+    return found if out is None else _saved(found, source, Path(out))
 
 
-def _command(source: Source, options: Mapping[str, Any]) -> str:
-    return shlex.join(["shoal", "compare", *source.words, *as_flags(options)])
+def _saved(found: Diagnosis, source: Source, folder: Path) -> Diagnosis:
+    """The diagnosis with its files."""
+    from shoal.api.report import report
+
+    write_output(file := folder / "diagnosis.json", dump_json(found.to_dict()))
+    if (columns := source.columns()) is not None:
+        write_output(folder / "columns.json", dump_json(columns))
+    return replace(found, files=(file, report(folder).path))
 
 
-def _load(data: Any, options: DataOptions, progress: bool) -> tuple[Source, DomainData]:
-    """What names the data on a command line, and the data."""
+def _load(data: Any, options: DataOptions) -> tuple[Source, DomainData]:
+    """What names the data on a command line, and the data; of a table all domains, for none is held out."""
     from shoal import datasets as sets
-    from shoal.data import from_table
     from shoal.data.batch import DomainData
 
-    if isinstance(data, (str, Path)):
-        source = find_source(data, **options)
-        if progress:
-            print(*source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
-        # Tables are scaled by all domains, for none is held out.
-        none: dict[str, Any] = {"held_out": []} if source.dataset == TABLE else {}
-        with warnings.catch_warnings():
-            if progress:  # the columns have just been shown, with what is doubtful
-                warnings.simplefilter("ignore", TableWarning)
-            return source, sets.load(source.dataset, **none | source.options)
     if isinstance(data, DomainData):
         return Source(TABLE, {}, "DATA"), data
-    given: dict[str, Any] = {k: v for k, v in options.items() if k in (*OF_TABLE, "columns")}
-    given |= {"drop": listed_names(given["drop"])} if "drop" in given else {}
-    table = table_of(data, given)
-    for name in ("label", "domain"):
-        if name not in given:
-            raise InputError("specify the column.", name)
-    return Source(TABLE, given, "DATA"), from_table(table, **given, **(options.get("data_options") or {}))
+    with tempfile.TemporaryDirectory() as folder:
+        source = find_source(data, folder=folder, **options)
+        none: dict[str, Any] = {"held_out": []} if source.dataset == TABLE else {}
+        loaded = sets.load(source.dataset, **none | source.options)
+    if isinstance(data, (str, Path)):
+        return source, loaded
+    given = {name: value for name, value in source.options.items() if name not in ("file", "digest")}
+    return Source(TABLE, given, "DATA"), loaded

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from shoal.api.result import Result
 from shoal.api.source import listed_names
 from shoal.errors import InputError, unknown_name
+from shoal.files import dump_yaml, read_yaml
 from shoal.options import public
+from shoal.registry import ALGORITHMS, DATASETS, spelled
 
 if TYPE_CHECKING:
     from shoal.settings import Setting
 
-SPACES = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2^U{}"}
-LARGE = "for large images and pretrained models"
+Entry = dict[str, Any]
 FOOTNOTE = """\
 Baselines for tables: {baselines}.
 Recipes for pretrained models: {recipes}.
@@ -40,8 +41,8 @@ class Listing(Result):
         text: text that ``print`` shows.
     """
 
-    algorithms: Sequence[Mapping[str, Any]] = ()
-    datasets: Sequence[Mapping[str, Any]] = ()
+    algorithms: Sequence[Entry] = ()
+    datasets: Sequence[Entry] = ()
     unavailable: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
 
@@ -61,57 +62,55 @@ def listing(names: Sequence[str] = ()) -> Listing:
         names: algorithms, datasets, or names of them, such as fish, to show with all details (default:
             algorithms and datasets).
     """
-    from shoal.registry import ALGORITHMS, DATASETS, spelled
-
-    found: dict[str, list[dict[str, Any]]] = {"algorithms": [], "datasets": []}
-    unavailable: dict[str, str] = {}
-    texts = []
+    found: dict[str, list[Entry]] = {"algorithms": [], "datasets": []}
+    unavailable, texts = dict[str, str](), list[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of packages: the same is listed as not available
         for word in map(spelled, listed_names(names) or found):
-            if word in found:
-                registry, entry = (ALGORITHMS, _algorithm) if word == "algorithms" else (DATASETS, _brief)
-                entries = []
-                for name in registry.names():
-                    try:
-                        entries.append(entry(name))
-                    except InputError as error:  # of a package that defines something else
-                        unavailable[name] = str(error)
-                texts.append(_table(entries) if word == "algorithms" else _summaries(entries))
-            else:
-                word, entries = _named(word)
-                texts += map(_in_full, entries)
+            if word not in found:
+                kind, entry = _named(word)
+                found[kind].append(entry)
+                texts.append(dump_yaml(entry).rstrip())
+                continue
+            registry, about = (ALGORITHMS, _algorithm) if word == "algorithms" else (DATASETS, _brief)
+            entries = []
+            for name in registry.names():
+                try:
+                    entries.append(about(name))
+                except InputError as error:  # of a package that defines something else
+                    unavailable[name] = str(error)
             found[word] += entries
+            texts.append(_table(entries) if word == "algorithms" else _summaries(entries))
     return Listing(found["algorithms"], found["datasets"], unavailable, "\n\n".join(texts))
 
 
-def _named(name: str) -> tuple[str, list[dict[str, Any]]]:
+def _named(name: str) -> tuple[str, Entry]:
     """What is called so; algorithms, baselines and recipes are used in the same places."""
-    from shoal.registry import ALGORITHMS, DATASETS
     from shoal.settings import settings
     from shoal.training.recipes import find_recipe, recipes
 
     if name in DATASETS.names():
-        return "datasets", [_dataset(name)]
+        module = DATASETS.module(name)
+        domains = {"domains": list(module.DOMAINS)} if hasattr(module, "DOMAINS") else {}
+        return "datasets", {**_brief(name), **domains, "settings": _settings(settings(module.load))}
     if (recipe := find_recipe(name)) is not None:
         entry = {"name": name, "summary": recipe.summary, "family": "recipe", "paper": recipe.reference}
-        options = [f"{name}={value}" for name, value in (*recipe.options.items(), *recipe.model.items())]
         needs = ["pretrained weights"] if recipe.pretrained else []
-        return "algorithms", [entry | {"algorithm": recipe.algorithm, "options": options, "needs": needs}]
+        options = {**recipe.options, **recipe.model}
+        return "algorithms", entry | {"algorithm": recipe.algorithm, "options": options, "needs": needs}
     if name in ALGORITHMS.names():
-        return "algorithms", [_algorithm(name)]
+        return "algorithms", _algorithm(name)
     from shoal.experiments.baselines import SETTINGS, SUMMARIES
 
     if name not in SUMMARIES:
         known = [*ALGORITHMS.names(), *SUMMARIES, *recipes(), *DATASETS.names()]
         raise unknown_name("algorithm or dataset", name, known)
     entry = {"name": name, "summary": SUMMARIES[name], "family": "baseline"}
-    return "algorithms", [entry | _settings(settings(SETTINGS[name]))]
+    return "algorithms", entry | {"settings": _settings(settings(SETTINGS[name]))}
 
 
-def _algorithm(name: str) -> dict[str, Any]:
+def _algorithm(name: str) -> Entry:
     from shoal.algorithms import algorithm_class, settings_of
-    from shoal.registry import ALGORITHMS
     from shoal.settings import settings
 
     cls, costs, package = algorithm_class(name), _costs(), ALGORITHMS.package_of(name)
@@ -131,65 +130,38 @@ def _algorithm(name: str) -> dict[str, Any]:
         "cost": costs["step"].get(name),
         "memory": costs["memory"].get(name),
         **({"package": package} if package else {}),
-        **_settings({name: s for name, s in settings(cls).items() if name in settings_of(cls)}),
+        "settings": _settings({n: s for n, s in settings(cls).items() if n in settings_of(cls)}),
     }
 
 
 def _costs() -> dict[str, Any]:
     """What benchmarks/algorithms.py measured: the cost of a step relative to ERM's."""
-    from importlib import resources
-
-    from shoal.files import parse_yaml
-
-    text = resources.files("shoal.algorithms").joinpath("costs.yaml").read_text(encoding="utf-8")
-    return dict(parse_yaml(text))
+    return dict(read_yaml(ALGORITHMS.folder / "costs.yaml"))
 
 
-def _dataset(name: str) -> dict[str, Any]:
-    from shoal.registry import DATASETS
-    from shoal.settings import settings
-
-    module = DATASETS.module(name)
-    domains = {"domains": list(module.DOMAINS)} if hasattr(module, "DOMAINS") else {}
-    return {**_brief(name), **domains, **_settings(settings(module.load))}
-
-
-def _brief(name: str) -> dict[str, Any]:
+def _brief(name: str) -> Entry:
     """The summary of a dataset and its paper; of Shoal's own, read without importing torch."""
-    from shoal.files import read_yaml
-    from shoal.registry import DATASETS
-
     if name in DATASETS.own:
         known = read_yaml(DATASETS.folder / "summaries.yaml")
         about = known.get(name) or read_yaml(DATASETS.folder / f"{name.replace('-', '_')}.yaml")
-        found = {"summary": about["summary"], "paper": about["paper"]}
-    else:
-        module, package = DATASETS.module(name), DATASETS.package_of(name)
-        found = {"summary": module.SUMMARY, "paper": module.PAPER, "package": package}
-    return {"name": name, **found}
+        return {"name": name, "summary": about["summary"], "paper": about["paper"]}
+    module, package = DATASETS.module(name), DATASETS.package_of(name)
+    return {"name": name, "summary": module.SUMMARY, "paper": module.PAPER, "package": package}
 
 
-def _settings(declared: Mapping[str, Setting]) -> dict[str, Any]:
-    """For each setting its default, what is allowed, and from what a random search samples."""
+def _settings(declared: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
+    """For each setting its default, what is allowed, and from what a random search samples: for small images
+    and tables, and for large images and pretrained models where that differs."""
     found = {}
     for name, setting in declared.items():
-        small, large = setting.space("small"), setting.space("large")
-        search = f"; search: {_space(small)}" if small else ""
-        if large and large != small:
-            search += f" ({LARGE}: {_space(large)}, default {large['default']:g})"
-        found[name] = {"default": setting.default, "allowed": f"{setting.words()}{search}"}
-    return {"settings": found} if found else {}
+        small, large = (dict(setting.space(size) or {}) for size in ("small", "large"))
+        spaces = {"search": small} if large == small else {"search": small, "search for large images": large}
+        found[name] = {"default": setting.default, "allowed": setting.words()}
+        found[name] |= {what: space for what, space in spaces.items() if space}
+    return found
 
 
-def _space(space: Mapping[str, Any]) -> str:
-    (kind,) = SPACES.keys() & space.keys()
-    words = SPACES[kind].format(space[kind])
-    if "of" in space:
-        return f"{words} steps of {space['of']:,}, rounded down"
-    return f"{words}, rounded down" if "whole" in space and kind != "choice" else words
-
-
-def _table(entries: Sequence[Mapping[str, Any]]) -> str:
+def _table(entries: Sequence[Entry]) -> str:
     from shoal.experiments.baselines import SUMMARIES
     from shoal.report.tables import Table
     from shoal.training.recipes import recipes
@@ -204,24 +176,7 @@ def _table(entries: Sequence[Mapping[str, Any]]) -> str:
     return f"{table.text()}\n\n{note}"
 
 
-def _summaries(entries: Sequence[Mapping[str, Any]]) -> str:
+def _summaries(entries: Sequence[Entry]) -> str:
     width, longest = min(110, shutil.get_terminal_size().columns), max(len(e["name"]) for e in entries)
-    indent = " " * (longest + 2)
     texts = [f"{e['name']:{longest}}  {e['summary']}" for e in entries]
-    return "\n".join(textwrap.fill(text, width, subsequent_indent=indent) for text in texts)
-
-
-def _in_full(entry: Mapping[str, Any]) -> str:
-    width = min(100, shutil.get_terminal_size().columns)
-    lines = [f"{entry['name']}: {entry['summary']}"]
-    for key, value in entry.items():
-        if key not in ("name", "summary", "settings"):
-            text = ", ".join(value) if isinstance(value, list) else value
-            lines += _wrapped(f"{key}: {text if text not in (None, '') else 'none'}", width, 4)
-    for name, about in entry.get("settings", {}).items():
-        lines += _wrapped(f"{name}={about['default']}: {about['allowed']}", width, 4)
-    return "\n".join(lines)
-
-
-def _wrapped(text: str, width: int, indent: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2))
+    return "\n".join(textwrap.fill(text, width, subsequent_indent=" " * (longest + 2)) for text in texts)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import pandas
 import torch
 from numpy.typing import NDArray
 
 from shoal import datasets as sets
-from shoal.api.result import Result, write_files
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.tables import Encoder
@@ -26,16 +26,13 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import read_record
 from shoal.experiments.run import data_of, prepare, run
 from shoal.experiments.statistics import Estimate, codes_of, estimate, mean_interval
-from shoal.files import dump_json
-from shoal.report.model import table
+from shoal.files import dump_json, write_atomically
 from shoal.trained import RECORD, Calibration, Trained, load
 from shoal.training.calibration import EXAMPLES, calibration
 from shoal.training.metrics import Metric, Outcome
 from shoal.training.metrics import metric as find_metric
 
 if TYPE_CHECKING:
-    import pandas
-
     from shoal.api.compare import Comparison
 
 Array = NDArray[Any]
@@ -47,70 +44,11 @@ NOT_RECOMMENDED = {
 }
 
 
-@dataclass(frozen=True)
-class Importance(Result):
-    """Which columns matter to an algorithm on held-out domains; returned by ``Comparison.importance``.
-
-    A column is shuffled within a held-out domain, and its importance there is how much worse the score of
-    the model becomes that was trained on the other domains. It is negative where the column misleads: the
-    score is better without its information. Columns that carry the same information share it.
-
-    Attributes:
-        algorithm: algorithm that was trained.
-        metric: metric of the score.
-        columns: for each column, the most important first: its name ``column``, ``mean`` over domains with
-            the 95 % interval ``low`` to ``high`` (``None`` with fewer than three folds), ``domains`` with the
-            same for each, and the names of the domains in which it ``misleads``.
-    """
-
-    algorithm: str
-    metric: str
-    columns: tuple[Mapping[str, Any], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return a DataFrame with one row per column: mean, interval and each domain."""
-        import pandas
-
-        rows = [
-            {name: each[name] for name in ("column", "mean", "low", "high")}
-            | {name: about["value"] for name, about in each["domains"].items()}
-            for each in self.columns
-        ]
-        return pandas.DataFrame(rows).set_index("column")
-
-    def __str__(self) -> str:
-        return f"{table(self.to_dict()).text()}\n\n{self._note()}"
-
-    def _repr_html_(self) -> str:
-        return f"{table(self.to_dict()).html()}<p>{self._note()}</p>"
-
-    def _note(self) -> str:
-        return (
-            f"Importance for {self.algorithm}: how much worse {self.metric} becomes on a held-out domain if "
-            "the column is shuffled there."
-        )
-
-
-class _Fold(NamedTuple):
-    """A model that was trained without some domains, and its outputs on these."""
-
-    config: RunConfig
-    model: Trained
-    data: DomainData
-    rows: Array
-    """The numbers of the held-out examples."""
-    outputs: Array
-    labels: Array
-
-
 def refit(found: Comparison, out: str | Path | None = None, row: str | None = None) -> Trained:
     """Train a row of a comparison on all domains; see ``Comparison.refit``."""
     config = _selected(found, row)
-    folder = None if out is None else Path(out).expanduser()
     whole = _on_all_domains(config)
+    folder = None if out is None else Path(out).expanduser()
     if folder is not None and (folder / RECORD).exists():
         if read_record(folder / RECORD).config.identity != whole.identity:
             raise InputError(f"{str(folder)!r} contains another model; choose another folder.", "fit")
@@ -121,31 +59,32 @@ def refit(found: Comparison, out: str | Path | None = None, row: str | None = No
         raise InputError(f"{config.name} could not be trained on all domains: {record.error}")
     model = load(place)
     if config.calibrate and model.about.task in ("classification", "ordinal"):
-        folds = list(_folds(found, config))
-        logits, labels = (np.concatenate([getattr(f, n) for f in folds]) for n in ("outputs", "labels"))
+        logits, labels = map(np.concatenate, zip(*map(_outputs_of, _folds(found, config)), strict=True))
         fitted = Calibration.model_validate(calibration(logits, labels, "held-out domains"))
         model.about = model.about.model_copy(update={"calibration": fitted})
-        write_files(found.folder, {"calibration.json": dump_json(fitted.model_dump())})
+        write_atomically(found.folder / "calibration.json", dump_json(fitted.model_dump()))
     return model if folder is None else load(model.save(folder))
 
 
-def importance(found: Comparison, row: str | None = None) -> Importance:
+def importance(found: Comparison, row: str | None = None) -> pandas.DataFrame:
     """The importance of every column to a row of a comparison; see ``Comparison.importance``."""
-    config = _selected(found, row)
-    metric, domains = find_metric(str(found.result["metric"])), dict[str, dict[str, Estimate]]()
-    of_fold: list[str] = []
+    config, metric = _selected(found, row), find_metric(str(found.result["metric"]))
+    values, folds = dict[str, dict[str, Estimate]](), list[str]()
     for fold in _folds(found, config):
-        columns = _columns(fold.data)
         test = fold.data.splits["test"]
-        for number, name in enumerate(test.names):
-            rows = test.indices_of(number)
-            domains[name] = {n: _worse(fold, metric, name, rows, places) for n, places in columns.items()}
-            of_fold.append(fold.config.identity)
-    names = list(next(iter(domains.values())))
-    found_columns = [_column(name, {d: of[name] for d, of in domains.items()}, of_fold) for name in names]
-    return Importance(
-        config.name, metric.name, tuple(sorted(found_columns, key=lambda each: -(each["mean"] or 0.0)))
-    )
+        folds += [fold.config.identity] * len(test.names)
+        for column, places in _columns(fold.data).items():
+            for number, domain in enumerate(test.names):
+                worse = _worse(fold, metric, domain, test.indices_of(number), places)
+                values.setdefault(column, {})[domain] = worse
+    rows = [{"column": column, **_summary(own, folds)} for column, own in values.items()]
+    frame = pandas.DataFrame(rows).set_index("column").sort_values("mean", ascending=False)
+    frame.attrs |= {
+        "algorithm": config.name,
+        "metric": metric.name,
+        "domains": list(next(iter(values.values()))),
+    }
+    return frame
 
 
 def _selected(found: Comparison, row: str | None) -> RunConfig:
@@ -159,8 +98,7 @@ def _selected(found: Comparison, row: str | None) -> RunConfig:
                 f"no algorithm is recommended, as {why}. To train one all the same, name it: "
                 f"comparison.refit(row={about.nearest!r}), or `shoal train {about.nearest}`."
             )
-    names = [each["algorithm"] for each in found.result["rows"]]
-    check_names("algorithm of this comparison:", [row], names)
+    check_names("algorithm of this comparison:", [row], [each["algorithm"] for each in found.result["rows"]])
     selected = selected_trial([r.config for r in found.records], found.result["cases"], row)
     if selected is None or is_control(row):
         raise InputError(f"{row} is a control or has no finished run; choose another algorithm.", "row")
@@ -172,12 +110,22 @@ def _on_all_domains(config: RunConfig) -> RunConfig:
 
     A dataset with a test split of its own keeps that.
     """
-    config = _without_fold(config)
-    options = dict(config.data_options)
+    whole = _without_fold(config)
     if "held_out" in inspect.signature(sets.registry.module(config.dataset).load).parameters:
-        options["held_out"] = []
-    changes: dict[str, Any] = {} if baselines.is_one(config) else {"retrain": True}
-    return replace(config, data_options=options, **changes)
+        whole = replace(whole, data_options={**whole.data_options, "held_out": []})
+    return whole if baselines.is_one(config) else replace(whole, retrain=True)
+
+
+def _without_fold(config: RunConfig) -> RunConfig:
+    return replace(config, data_options={k: v for k, v in config.data_options.items() if k != "held_out"})
+
+
+class _Fold(NamedTuple):
+    """A model that was trained without some domains; these are the test split of its data."""
+
+    config: RunConfig
+    model: Trained
+    data: DomainData
 
 
 def _folds(found: Comparison, config: RunConfig) -> Iterator[_Fold]:
@@ -187,36 +135,30 @@ def _folds(found: Comparison, config: RunConfig) -> Iterator[_Fold]:
         if _without_fold(fold).identity == _without_fold(config).identity:
             place = found.folder / "models" / fold.identity
             if run(fold, folder=place, **options).status == "finished":
-                yield _evaluated(fold, place)
+                yield _Fold(fold, load(place), data_of(fold, torch.device("cpu")))
 
 
-def _without_fold(config: RunConfig) -> RunConfig:
-    return replace(config, data_options={k: v for k, v in config.data_options.items() if k != "held_out"})
-
-
-def _evaluated(config: RunConfig, folder: Path) -> _Fold:
-    """The model in a folder, and its outputs on the domains that it was not trained on."""
-    model, device = load(folder), "cpu"
-    data = data_of(config, torch.device(device))
+def _outputs_of(fold: _Fold) -> tuple[Array, Array]:
+    """The outputs of a model on the domains that it was not trained on, and their labels."""
+    config, model, data = fold
     rows, examples = data.splits["test"].examples(), cast(Any, data.examples)
-    if baselines.is_one(config) and not isinstance(examples, TensorData):
+    if isinstance(examples, TensorData):
+        return _outputs(model, examples.x[rows]), examples.y[rows].numpy()
+    if baselines.is_one(config):
         x, y, _ = baselines.inputs_of(config, data)
         features = torch.from_numpy(x[rows] if isinstance(x, np.ndarray) else x[rows].toarray())
-        return _Fold(config, model, data, rows, _outputs(model.model.head, features), y[rows])
-    if isinstance(examples, TensorData):
-        return _Fold(config, model, data, rows, _outputs(model, examples.x[rows]), examples.y[rows].numpy())
-    setup = prepare(config, device, resumed=True).setup
+        return _outputs(model.model.head, features), y[rows]
+    setup = prepare(config, "cpu", resumed=True).setup
     setup.model.load_state_dict(model.model.state_dict())
     evaluator = setup.evaluator_of(["test"], {"test": EXAMPLES})
     with closing(evaluator.loader):
         found = evaluator.rows(setup.model, ["output", "y"])["test"]
-    return _Fold(config, model, setup.data, evaluator.which["test"], found["output"], found["y"])
+    return found["output"], found["y"]
 
 
 def _outputs(model: Any, x: torch.Tensor) -> Array:
     with torch.inference_mode():
-        parts = [model(part).float() for part in x.split(4096)]
-    return torch.cat(parts).numpy()
+        return torch.cat([model(part).float() for part in x.split(4096)]).numpy()
 
 
 def _columns(data: DomainData) -> dict[str, list[int]]:
@@ -232,44 +174,42 @@ def _columns(data: DomainData) -> dict[str, list[int]]:
 
 def _worse(fold: _Fold, metric: Metric, domain: str, rows: Array, places: Sequence[int]) -> Estimate:
     """By how much a metric becomes worse on a domain where some features are shuffled, together."""
-    examples: Any = fold.data.examples
-    rng = np.random.default_rng([len(rows), *places])
-    x, order = examples.x[rows], np.argsort(rng.random((REPEATS, len(rows))), axis=1)
+    _, model, data = fold
+    examples = cast(TensorData, data.examples)
+    x, y, rng = examples.x[rows], examples.y[rows].numpy(), np.random.default_rng([len(rows), *places])
+    order = np.argsort(rng.random((REPEATS, len(rows))), axis=1)
     shuffled = x.repeat(REPEATS, 1)
     shuffled[:, places] = x[order.reshape(-1)][:, places]
-    outputs = [_outputs(fold.model, x), *_outputs(fold.model, shuffled).reshape(REPEATS, len(rows), -1)]
-    y = examples.y[rows].numpy()
-    score = partial(_score, metric, fold.data, domain)
-    sign = 1 if metric.higher else -1
+    every = [_outputs(model, x), *np.split(_outputs(model, shuffled), REPEATS)]
+
+    def score(output: Array, some: Array) -> float:
+        labels, output = y[some], output.reshape(len(rows), -1)[some]
+        groups = Domains.from_sizes({domain: len(some)})
+        if data.classes is None:
+            output = output[:, 0]
+            outcome = Outcome(labels, groups, np.square(output.astype(float) - labels), output=output)
+            return metric(outcome.in_units(*data.label_scale))
+        predicted = output.argmax(1)
+        return metric(Outcome(labels, groups, (predicted == labels).astype(float), predicted, output))
 
     def worse(some: Array) -> float:
-        first, *others = (score(y[some], output.reshape(len(rows), -1)[some]) for output in outputs)
-        return sign * (first - float(np.mean(others)))
+        first, *others = (score(output, some) for output in every)
+        return (first - float(np.mean(others))) * (1 if metric.higher else -1)
 
-    entities = None if fold.data.entities is None else fold.data.entities[rows]
+    entities = None if data.entities is None else data.entities[rows]
     return estimate(worse, codes_of(entities, len(rows)), "number")
 
 
-def _score(metric: Metric, data: DomainData, domain: str, y: Array, output: Array) -> float:
-    """A metric of outputs for examples of one domain."""
-    predicted, groups = output.argmax(1), Domains.from_sizes({domain: len(y)})
-    if data.classes is None:
-        output = output.reshape(-1)
-        outcome = Outcome(y, groups, np.square(output.astype(float) - y), output=output)
-        return metric(outcome.in_units(*data.label_scale))
-    return metric(Outcome(y, groups, (predicted == y).astype(float), predicted, output))
-
-
-def _column(name: str, domains: Mapping[str, Estimate], folds: Sequence[str]) -> dict[str, Any]:
-    known = {d: (e.value, f) for (d, e), f in zip(domains.items(), folds, strict=True) if e.value is not None}
-    values, clusters = [value for value, _ in known.values()], [fold for _, fold in known.values()]
-    interval = mean_interval(values, clusters) if known else None
-    enough = len({*clusters}) > 2
+def _summary(values: Mapping[str, Estimate], folds: Sequence[str]) -> dict[str, Any]:
+    """The importance of a column: its mean over domains with the 95 % interval, and each domain."""
+    known = [(e.value, fold) for e, fold in zip(values.values(), folds, strict=True) if e.value is not None]
+    clusters = [fold for _, fold in known]
+    interval = mean_interval([value for value, _ in known], clusters) if known else None
+    enough = interval is not None and len({*clusters}) > 2
     return {
-        "column": name,
-        "mean": interval and interval.mean,
-        "low": interval.low if interval and enough else None,
-        "high": interval.high if interval and enough else None,
-        "domains": {d: {"value": e.value, "low": e.low, "high": e.high} for d, e in domains.items()},
-        "misleads": [d for d, e in domains.items() if e.high is not None and e.high < 0],
+        "mean": interval.mean if interval else math.nan,
+        "low": interval.low if interval and enough else math.nan,
+        "high": interval.high if interval and enough else math.nan,
+        "misleads": [domain for domain, e in values.items() if e.high is not None and e.high < 0],
+        **{f"in {domain}": e.value for domain, e in values.items()},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 RESULTS = ("comparison.json", "sweep.json", "diagnosis.json", "record.json", "seed-*/record.json")
 """The files that a page is made of, in this order."""
-SHOWN = 10
-"""Folders that a message names."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,8 @@ class Report(Result):
     html: str
 
     def __str__(self) -> str:
-        runs = f"{self.runs:,} run{'s' * (self.runs != 1)}"
-        notes = f", {len(self.notes)} note{'s' * (len(self.notes) != 1)} on missing or failed runs"
-        return f"{runs}{notes * bool(self.notes)}. Saved in {self.path} ({len(self.html) / 1e6:.1f} MB)."
+        found = f"Runs: {self.runs:,}. Missing, failed or unreadable: {len(self.notes):,}."
+        return f"{found} Saved in {self.path} ({len(self.html) / 1e6:.1f} MB)."
 
     def _repr_html_(self) -> str:
         frame = f'<iframe srcdoc="{escape(self.html)}" width="100%" height="700" style="border: 0"></iframe>'
@@ -53,13 +50,12 @@ class Report(Result):
 
 
 @public()
-def report(folder: str | Path, out: str | Path | None = None, *, title: str | None = None) -> Report:
+def report(folder: str | Path, out: str | Path | None = None) -> Report:
     """Write an HTML page of one result: recommendation, tables, curves, settings, errors.
 
     Args:
         folder: folder of a comparison, a sweep, a diagnosis, or a run with its seeds.
         out: file to write (default: report.html in the folder).
-        title: title of the page (default: the name of the data).
 
     Examples:
         >>> import shoal
@@ -74,7 +70,7 @@ def report(folder: str | Path, out: str | Path | None = None, *, title: str | No
         raise InputError(f"there is no folder {str(path.parent)!r}.", "out")
     notes: list[str] = []
     try:
-        records, html = _page(folder, files, title, notes)
+        count, html = _page(folder, files, notes)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -83,11 +79,13 @@ def report(folder: str | Path, out: str | Path | None = None, *, title: str | No
             "that wrote it: finished runs are not repeated."
         ) from error
     write_output(path, html.encode(errors="replace"))
-    return Report(path, len(records), tuple(notes), html)
+    return Report(path, count, tuple(notes), html)
 
 
 def _find(folder: Path) -> list[Path]:
     """The files of the result in a folder; if there is none, a message names folders that have one."""
+    from shoal.report.tables import listed
+
     if not folder.is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
     for name in RESULTS:
@@ -95,29 +93,25 @@ def _find(folder: Path) -> list[Path]:
             return files
     inside = sorted({p.relative_to(folder).parts[0] for name in RESULTS for p in folder.glob(f"*/{name}")})
     if inside:
-        more = f" and {len(inside) - SHOWN:,} more" if len(inside) > SHOWN else ""
-        names = ", ".join(inside[:SHOWN]) + more
-        raise InputError(f"a report is of one result; specify a folder in {str(folder)!r}: {names}.")
+        raise InputError(f"a report is of one result; specify a folder in {str(folder)!r}: {listed(inside)}.")
     raise InputError(
         f"there is no result in {str(folder)!r}, such as {', '.join(RESULTS[:4])}. If a command was "
         "interrupted, the same command resumes it."
     )
 
 
-def _page(
-    folder: Path, files: Sequence[Path], title: str | None, notes: list[str]
-) -> tuple[list[RunRecord], str]:
-    """The runs of the result and its page; whatever the content of the files lacks raises an error."""
+def _page(folder: Path, files: list[Path], notes: list[str]) -> tuple[int, str]:
+    """The number of runs of a result, and its page; whatever its files lack raises an error."""
     from shoal.report import page
 
     def content(path: Path) -> Mapping[str, Any]:
         """An object in a file that there may be."""
         try:
             found = read_json(path) if path.exists() else {}
-            return found if isinstance(found, Mapping) else {}
         except (OSError, ValueError) as error:
             notes.append(f"Not shown: {path} cannot be read ({error}).")
             return {}
+        return found if isinstance(found, Mapping) else {}
 
     kind = files[0].name
     if kind == "record.json":
@@ -126,36 +120,35 @@ def _page(
             raise InputError(notes[0])
         report = about.get("inputs", {}).get("columns_report")
         of_table = {"columns": report} if report else None
-        return records, page.runs_page(records, title, of_table, notes, about.get("calibration"))
+        return len(records), page.runs_page(records, of_table, notes, about.get("calibration"))
     result = read_json(files[0])
     if not isinstance(result, Mapping):
         raise TypeError("it must be an object")
     columns = content(folder / "columns.json") or None
     if kind == "diagnosis.json":
-        return [], page.diagnosis_page(result, title, columns, notes)
+        return 0, page.diagnosis_page(result, columns, notes)
     if kind == "sweep.json":
         if not all(isinstance(found, list) and found for found in result.values()):
             raise TypeError("it must have lists of results")
         records = _records(sorted((folder / "runs").glob("*.json")), notes)
-        return records, page.sweep_page(result, records, title, notes)
+        return len(records), page.sweep_page(result, records, notes)
     paths = [folder / "runs" / f"{identity}.json" for identity in list(result["identities"])]
     records = _records([path for path in paths if path.exists()], notes)
     more = [content(folder / f"{name}.json") for name in ("importance", "calibration")]
-    return records, page.comparison_page(result, records, columns, title, notes, *more)
+    return len(records), page.comparison_page(result, records, columns, notes, *more)
 
 
-def _records(files: Sequence[Path], notes: list[str]) -> list[RunRecord]:
+def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:
     from shoal.experiments.record import read_record
 
     records = []
     for path in files:
         try:
-            records.append(read_record(path))
+            records.append(record := read_record(path))
         except InputError as error:
             notes.append(f"Not shown: {error}")
-    notes += [
-        f"Failed: {r.config.name} on {r.config.dataset}, {r.config.identity}: {r.error}"
-        for r in records
-        if r.status == "failed"
-    ]
+            continue
+        if record.status == "failed":
+            config = record.config
+            notes.append(f"Failed: {config.name} on {config.dataset}, {config.identity}: {record.error}")
     return records

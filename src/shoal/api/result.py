@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import sys
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InputError
+from shoal.errors import InputError, TableWarning
 from shoal.files import write_atomically
 
 
@@ -32,6 +35,21 @@ class Result(ABC):
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+@contextlib.contextmanager
+def messages(shown: bool) -> Iterator[Callable[..., None]]:
+    """A function that shows lines on stderr. Where the columns of a table are shown, they are no warnings."""
+
+    def show(*lines: str) -> None:
+        for line in filter(None, lines if shown else ()):
+            end = "\n" if "\n" in line else ".\n"
+            print(f"{line[:1].upper()}{line[1:].rstrip('.')}", end=end, file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        if shown:
+            warnings.simplefilter("ignore", TableWarning)
+        yield show
+
+
 def output_file(out: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
     """The file that a public function is to write, if that overwrites neither its input nor a run."""
     from shoal.training.folder import check_output
@@ -50,11 +68,3 @@ def write_output(path: Path, content: bytes) -> None:
         write_atomically(path, content)
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.", "out") from error
-
-
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a result, and remove what an earlier process that was killed left half written."""
-    for name, content in files.items():
-        for stale in folder.glob(f".{name}.*"):
-            stale.unlink(missing_ok=True)
-        write_atomically(folder / name, content)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
-from shoal.api.result import Result, write_files
+from shoal.api.result import Result, messages
 from shoal.api.source import datasets_in, listed_algorithms, listed_names, make_folder
-from shoal.api.train import model_fields
+from shoal.api.train import given_options, model_fields
 from shoal.errors import InputError
-from shoal.options import Algorithms, Names, SweepOptions, TrainingOptions, declared, public, with_defaults
+from shoal.files import dump_json, write_atomically
+from shoal.options import Algorithms, Names, SweepOptions, TrainingOptions, public, with_defaults
 from shoal.settings import Few, Positive
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.experiments.record import RunRecord
 
 Rule = Literal["training", "leave-one-out", "oracle"]
-FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv", "html": "html"}
+FORMATS = {"md": "markdown", "tex": "latex"}
 SHOWN = 10
 """Failed runs that a text lists."""
 
@@ -66,15 +65,7 @@ class Sweep(Result):
             tables, notes = self._tables(rule)
             parts += [f"{rule}:", *tables, "\n".join(notes)]
         names = ", ".join(f"sweep-{rule}.{{{','.join(FORMATS)}}}" for rule in self.results)
-        saved = f"Saved in {self.folder}: {names}, sweep.json."
-        return "\n\n".join([*parts, *self.problems[:SHOWN], saved])
-
-    def _repr_html_(self) -> str:
-        parts = []
-        for rule in self.results:
-            tables, notes = self._tables(rule, "html")
-            parts += [f"<h4>{escape(rule)}</h4>", *tables, *(f"<p>{escape(note)}</p>" for note in notes)]
-        return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in self.problems[:SHOWN])])
+        return "\n\n".join([*parts, *self.problems[:SHOWN], f"Saved in {self.folder}: {names}, sweep.json."])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as ``--json`` prints it."""
@@ -91,23 +82,14 @@ class Sweep(Result):
             for case in result["cases"]
         )
 
-    def save(self, path: str | Path) -> Path:
-        """Write the tables as Markdown, LaTeX, CSV and HTML, and ``sweep.json``.
-
-        Args:
-            path: folder to write to.
-        """
-        from shoal.files import dump_json
-
-        make_folder(folder := Path(path))
-        files = {"sweep.json": dump_json(self.results)}
+    def _save(self) -> None:
+        """Write the tables as Markdown and LaTeX, and ``sweep.json``."""
+        write_atomically(self.folder / "sweep.json", dump_json(self.results))
         for rule in self.results:
             for ending, form in FORMATS.items():
                 tables, notes = self._tables(rule, form)
                 text = "\n\n".join([*tables, *(notes if ending == "md" else [])])
-                files[f"sweep-{rule}.{ending}"] = f"{text}\n".encode()
-        write_files(folder, files)
-        return folder
+                write_atomically(self.folder / f"sweep-{rule}.{ending}", f"{text}\n".encode())
 
 
 @public("steps", "model", "device", "jobs")
@@ -160,22 +142,21 @@ def sweep(
             raise InputError("must not be empty.", name)
     if files := [name for name in names if Path(name).suffix and Path(name).is_file()]:
         raise InputError(f"a sweep takes built-in datasets, and {files[0]!r} is a file; use `shoal compare`.")
-    full = with_defaults(options, SweepOptions)
-    fields = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
-    where = {name: full[name] for name in ("engine", "device", "jobs")} | {"progress": bool(full["progress"])}
-    with datasets_in(data_dir):
-        plan: Any = {**fields, **model_fields(options), "seeds": seeds, "search": search}
-        sources = dict.fromkeys(names, data_options or {})
-        configs = protocol.plan(sources, rows, pairs="leave-one-out" in rules, **plan)
+    full, out = with_defaults(options, SweepOptions), Path(out)
+    where = {name: full[name] for name in ("engine", "device", "jobs")}
+    plan: Any = {**given_options(options, TrainingOptions), **model_fields(options)}
+    plan |= {"seeds": seeds, "search": search, "pairs": "leave-one-out" in rules}
+    with datasets_in(data_dir), messages(bool(full["progress"])) as show:
+        configs = protocol.plan(dict.fromkeys(names, data_options or {}), rows, **plan)
         make_folder(out, kind="sweep")
         until = None if budget is None else time.monotonic() + 60 * budget
-        outcome = execute(configs, Store(Path(out) / "runs"), until=until, **where)
-    if outcome.remaining and where["progress"]:
-        message = f"The time budget is used up; {outcome.remaining:,} runs remain. The same call continues."
-        print(message, file=sys.stderr)
+        progress = bool(full["progress"])
+        outcome = execute(configs, Store(out / "runs"), until=until, progress=progress, **where)
+        if left := outcome.remaining:
+            show(f"the time budget is used up; {left:,} runs remain. The same call continues")
     if outcome.failed and not outcome.records:
         raise ChildProcessError(f"every run failed, such as: {next(iter(outcome.failed.values()))}")
     results: dict[str, Any] = {rule: sweep_results(configs, outcome.records, rule) for rule in rules}
-    result = Sweep(results, outcome.records, Path(out), outcome.failed)
-    result.save(out)
+    result = Sweep(results, outcome.records, out, outcome.failed)
+    result._save()
     return result

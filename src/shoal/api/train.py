@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from shoal.api.result import Result
+from shoal.api.result import Result, messages
 from shoal.api.source import Source, datasets_in, find_source, make_folder
-from shoal.errors import InputError, TableWarning
+from shoal.errors import InputError
 from shoal.options import (
     DataOptions,
     ModelOptions,
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.report.tables import Table
     from shoal.trained import Trained
 
-OF_BASELINES = (*declared(DataOptions), "settings", "seed", "metric", "calibrate", "progress")
+OF_BASELINES = ("settings", "seed", "metric", "calibrate")
 """What a baseline takes; other options belong to the training of a network."""
 
 
@@ -60,9 +58,8 @@ class Run(Result):
     @property
     def problems(self) -> list[str]:
         """The errors of runs that did not finish."""
-        several = len(self.records) > 1
         lost = [r for r in self.records if r.status != "finished"]
-        return [f"seed {r.config.seed}: {r.error}" if several else r.error for r in lost]
+        return [f"seed {r.config.seed}: {r.error}" if len(self.records) > 1 else r.error for r in lost]
 
     @property
     def finished(self) -> list[RunRecord]:
@@ -74,10 +71,9 @@ class Run(Result):
         seed."""
         from shoal.report.runs import run_table
 
-        contents = [r.to_dict() for r in self.finished]
-        if not contents:
+        if not self.finished:
             raise InputError("no run finished. " + " ".join(self.problems[:2]))
-        return run_table(contents)
+        return run_table([record.to_dict() for record in self.finished])
 
     def load(self, device: str = "cpu") -> Trained:
         """Load the trained model of the first seed.
@@ -88,9 +84,9 @@ class Run(Result):
         from shoal.experiments.store import Store
         from shoal.trained import load
 
-        several = len(self.records) > 1
-        first = Store(self.folder, weights=True).workplace(self.finished[0].config)
-        return load(first if several else self.folder, device=device)
+        if len(self.records) == 1:
+            return load(self.folder, device=device)
+        return load(Store(self.folder, weights=True).workplace(self.finished[0].config), device=device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as ``--json`` prints it."""
@@ -115,24 +111,17 @@ class Run(Result):
 
         if not self.finished:
             return "\n".join(self.problems)
-        table, first = self.table().text(), self.finished[0]
-        at, config = first.history[first.selected], first.config
-        note, rule, lines = first.notes.get("validation", ""), first.rule, []
+        first, lines = self.finished[0], self.problems
+        how = f"{first.rule} (step {first.history[first.selected]['step']:,})"
+        if len(self.records) > 1:
+            how = f"{first.rule.split(',')[0]}; mean ± standard deviation over {len(self.finished)} seeds"
+        for split, scores in first.scores.items():
+            lines += why_missing(split, scores.get("metrics") or {})
+        if first.rule.startswith("best") and (note := first.notes.get("validation")):
+            lines.append(f"Validation is {note}.")
         seconds = sum(r.seconds for r in self.records)
-        if len(self.records) == 1:
-            files = ", with predictions" if (self.folder / "predictions").is_dir() else ""
-            done = f"{rule} (step {at['step']:,}), {seconds:.1f} s. Saved in {self.folder}{files}."
-            for split, scores in at["scores"].items():
-                lines += why_missing(split, scores.get("metrics") or {})
-        else:
-            if len({r.rule for r in self.finished}) > 1:  # which steps were averaged may differ
-                rule = f"{rule.split(',')[0]}, {config.average}"
-            over = f"mean ± standard deviation over {len(self.finished)} seeds"
-            done = f"{rule}, {over}; {seconds:.1f} s of training. Saved in {self.folder}."
-            lines = self.problems
-        if note and rule.startswith("best"):
-            lines.insert(0, f"Validation is {note}.")
-        return "\n".join([f"{table}\n\n{config.name} on {config.dataset}, {done}", *lines])
+        done = f"{first.config.name} on {first.config.dataset}, {how}, {seconds:.1f} s of training."
+        return "\n".join([self.table().text(), "", f"{done} Saved in {self.folder}.", *lines])
 
     def _repr_html_(self) -> str:
         return self.table().html()
@@ -169,6 +158,7 @@ def train(
         out: folder of the run (default: a folder in runs/ named after the run).
         **options: see :class:`~shoal.options.TrainOptions`.
     """
+    from shoal.experiments.run import EXECUTION, run
     from shoal.training.processes import together
 
     full = with_defaults(options, TrainOptions)
@@ -176,20 +166,15 @@ def train(
         raise InputError("trains several models in parallel; run it without torchrun.", "seeds")
     if seeds and full["wandb"]:
         raise InputError("logs a single run; use seed instead of seeds.", "wandb")
-    with datasets_in(options.get("data_dir")), warnings.catch_warnings():
-        config, source, rate = configuration(algorithm, data, held_out, options)
+    with datasets_in(options.get("data_dir")), messages(bool(full["progress"])) as show:
+        config, source, rate = _configuration(algorithm, data, held_out, options)
         method = config.name.lower() if "." in config.algorithm else config.algorithm
         name = f"{method}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
         folder = Path(out or Path("runs") / name)
-        if full["progress"]:
-            lines = [*source.notes(), *([f"{rate[0].upper()}{rate[1:]}."] if rate else [])]
-            print(*(f"{line}\n" for line in lines), sep="", end="", file=sys.stderr, flush=True)
-            warnings.simplefilter("ignore", TableWarning)  # of columns, which were shown
+        show(*source.notes(), rate)
         make_folder(folder, source.given, run=not seeds)
+        same = {name: value for name, value in full.items() if name in EXECUTION - {"wandb"}}
         try:
-            from shoal.experiments.run import EXECUTION, run
-
-            same = {name: value for name, value in full.items() if name in EXECUTION - {"wandb"}}
             if seeds:
                 configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
                 return Run(_several(configs, folder, full, same), folder)
@@ -202,7 +187,7 @@ def train(
             raise
 
 
-def configuration(
+def _configuration(
     algorithm: str | type, data: Any, held_out: Names | None, options: Mapping[str, Any]
 ) -> tuple[RunConfig, Source, str]:
     """The run that is asked for, its data, and what was chosen for the learning rate."""
@@ -214,11 +199,11 @@ def configuration(
     from shoal.registry import spelled
     from shoal.training.recipes import find_recipe
 
-    recipe = find_recipe(algorithm)
+    rate, label, recipe = "", "", find_recipe(algorithm)
     if recipe is not None:
-        named = data if isinstance(data, str) else ""
-        algorithm, options = recipe.algorithm, recipe.fill(options, named)
-    algorithm, rate, label = reference(algorithm), "", recipe.name if recipe else ""
+        algorithm, label = recipe.algorithm, recipe.name
+        options = recipe.fill(options, data if isinstance(data, str) else "")
+    algorithm = reference(algorithm)
     if REFERENCE.fullmatch(algorithm):
         label = display_name(algorithm)
     else:
@@ -227,19 +212,18 @@ def configuration(
     fields: dict[str, Any] = {"data_options": source.options, "label": label}
     if algorithm in baselines.SPACES:
         for name, value in options.items():
-            if name not in OF_BASELINES and (name, value) != ("device", "cpu"):
-                known = ", ".join(baselines.SPACES[algorithm]) or "none"
+            known = name in (*OF_BASELINES, *declared(DataOptions), "progress")
+            if not known and (name, value) != ("device", "cpu"):
+                its = ", ".join(baselines.SPACES[algorithm]) or "none"
                 why = f"is an option of neural networks, and {algorithm} is not one"
-                raise InputError(f"{why}; its settings are: {known}.", name)
-        taken = ("settings", "seed", "metric", "calibrate")
-        fields |= {name: options[name] for name in taken if name in options}
+                raise InputError(f"{why}; its settings are: {its}.", name)
+        fields |= {name: options[name] for name in OF_BASELINES if name in options}
         steps = baselines.TREES if algorithm == baselines.BOOSTING else 1
         config = RunConfig(source.dataset, algorithm, steps, select="best", **fields)
     else:
         fields |= {"steps": 1000, **given_options(options, TrainingOptions), **model_fields(options)}
         config = RunConfig(source.dataset, algorithm, **fields)
-        config = config if recipe is None else with_model_options(recipe, config)
-        config, rate = with_rate(config)
+        config, rate = with_rate(config if recipe is None else with_model_options(recipe, config))
     check(config)
     return config, source, rate
 
@@ -251,15 +235,14 @@ def given_options(options: Mapping[str, Any], of: type) -> dict[str, Any]:
 
 def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The model in a run configuration, where a frozen backbone is one of its options."""
-    fields = {
-        name: v for name, v in given_options(options, ModelOptions).items() if name != "freeze_backbone"
-    }
-    if options.get("freeze_backbone"):
-        if not fields.get("model_options", {}).get("frozen", True):
+    fields = given_options(options, ModelOptions)
+    if fields.pop("freeze_backbone", False):
+        own = fields.get("model_options", {})
+        if not own.get("frozen", True):
             raise InputError("contradicts frozen=False in model_options.", "freeze_backbone")
         if fields.get("model") is None:
             raise InputError("requires a timm model, such as model='mobilenetv2_100'.", "freeze_backbone")
-        fields["model_options"] = {**fields.get("model_options", {}), "frozen": True}
+        fields["model_options"] = {**own, "frozen": True}
     return fields
 
 

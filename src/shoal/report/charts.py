@@ -12,11 +12,12 @@ from shoal.experiments.record import RunRecord, selection_score
 from shoal.report.tables import cell, number
 
 COLOURS = 8
-"""Colours of a page; with more algorithms, only those that matter have one."""
+"""Colours of curves."""
 MOST = 100
 """Domains in a chart."""
 FAR = 3
 Chart = dict[str, Any]
+Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,87 +59,84 @@ class Axis:
         beyond = " beyond" * (not self.low <= value <= self.high)
         return {"x": self.at(value), "look": look + beyond, "title": f"{title}: {value:.4g}"}
 
+    def bar(self, ends: Iterable[float], look: str) -> Chart:
+        low, high = map(self.at, ends)
+        return {"x": low, "to": high, "look": look}
+
 
 def unit(metric: str | None) -> tuple[float, str]:
     """The factor and the name of values: accuracies are shown in percent."""
     return (100.0, "accuracy (%)") if metric == "accuracy" else (1.0, metric or "score")
 
 
-def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> Chart:
-    """A line for each difference (:func:`~shoal.experiments.recommend.over_domains`): a dot for every domain,
-    the mean, its standard error and its interval.
+# Lines with dots
+
+
+def differences(found: Mapping[str, Result], metric: str | None) -> Chart:
+    """A line for each difference: its ``mean``, interval from ``low`` to ``high`` and standard error ``se``
+    where they are known, and a dot for each of ``values``, such as those of the domains.
 
     The scale is that of rows whose mean is within :data:`FAR` times the median row's reach: one far-off row,
     such as the majority class, must not squeeze the others into a point. Its marks are at the edge.
     """
     scale = unit(metric)[0]
-    ends = ("mean", "low", "high")
-    reach = {n: [scale * a[end] for end in ends if a[end] is not None] for n, a in found.items()}
-    usual = statistics.median(max(map(abs, values)) for values in reach.values())
-    near = [n for n, values in reach.items() if abs(values[0]) <= FAR * usual]
-    core = [0.0, *(v for n in near for v in reach[n])]
-    dots = [scale * v for n in near for v in found[n]["values"].values()]
+    ends = {n: [scale * a[e] for e in ("mean", "low", "high") if a[e] is not None] for n, a in found.items()}
+    usual = statistics.median(max(map(abs, values)) for values in ends.values())
+    near = [n for n, (mean, *_) in ends.items() if abs(mean) <= FAR * usual]
+    core = [0.0, *(v for n in near for v in ends[n])]
+    dots = [scale * v for n in near for v in found[n].get("values", {}).values()]
     axis, rows = Axis.over([*core, *dots], core, 1 if len(found) > 1 else 3), []
     for name, about in found.items():
-        mean, *limits = reach[name]
-        marks = [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
-        text = number(about["mean"], metric, "+")
-        if limits:
-            error = scale * about["se"]
-            bars = {"interval": limits, "error": [mean - error, mean + error]}
-            marks = [
-                {"x": axis.at(a), "to": axis.at(b), "look": look} for look, (a, b) in bars.items()
-            ] + marks
-            text += f" ({number(about['low'], metric, '+')} to {number(about['high'], metric, '+')})"
+        mean, *limits = ends[name]
+        marks = [axis.bar(limits, "interval")] if limits else []
+        if limits and about.get("se") is not None:
+            marks.append(axis.bar([mean - scale * about["se"], mean + scale * about["se"]], "error"))
+        marks += [axis.dot(scale * v, "other", n) for n, v in about.get("values", {}).items()]
         marks.append(axis.dot(mean, "c0 full", "mean"))
+        shown = [number(about[e], metric, "+") for e in ("mean", "low", "high") if about[e] is not None]
+        text = f"{shown[0]} ({shown[1]} to {shown[2]})" if limits else shown[0]
         rows.append({"name": name, "text": text.replace("-", "−"), "marks": marks})
-    name_of_unit = "percentage points of accuracy" if metric == "accuracy" else metric or "score"
-    return {"axis": axis, "zero": axis.at(0.0), "rows": rows, "unit": name_of_unit, "beyond": _beyond(rows)}
+    words = "percentage points of accuracy" if metric == "accuracy" else metric or "score"
+    return {"axis": axis, "zero": axis.at(0.0), "rows": rows, "unit": words}
 
 
-def _beyond(rows: Iterable[Mapping[str, Any]]) -> bool:
-    return any("beyond" in mark["look"] for row in rows for mark in row["marks"])
-
-
-def domains(result: Mapping[str, Any], first: str) -> Chart:
+def domains(result: Result, first: str) -> Chart:
     """Every algorithm in every held-out domain: the average, the worst domain, then each domain.
 
-    Domains are in the order of the scores of ``first``, worst on top, whose numbers are shown. With many
-    algorithms, only ``first``, the best and the baseline have a colour.
+    Domains are in the order of the scores of ``first``, worst on top, whose numbers are shown.
     """
-    rows = {str(row["algorithm"]): row for row in result["rows"]}
-    scale, name_of_unit = unit(result["metric"])
-    main = list(dict.fromkeys(n for n in (first, next(iter(rows)), result["baseline"]) if n in rows))
-    coloured = list(dict.fromkeys([*main, *rows])) if len(rows) <= COLOURS else main
-    looks = dict.fromkeys(rows, "other") | {name: f"c{n}" for n, name in enumerate(coloured)}
-    sign = -scale if result["lower_is_better"] else scale
-    scores = {n: {name: own["mean"] for name, own in row["domains"].items()} for n, row in rows.items()}
-    order = sorted(result["held_out"], key=lambda name: sign * (scores[first][name] or 0.0))[:MOST]
-    lines = [("average", "average"), ("worst domain", "worst")] if len(scores[first]) > 1 else []
-    found = [(name, True, {n: row[key] for n, row in rows.items()}) for name, key in lines]
-    found += [(name, False, {n: row["domains"][name] for n, row in rows.items()}) for name in order]
-    known = [{n: s["mean"] for n, s in own.items() if s} for *_, own in found]
-    means = [{n: scale * mean for n, mean in own.items() if mean is not None} for own in known]
-    axis = Axis.over([v for m in means for v in m.values()], [m[n] for m in means for n in main if n in m], 1)
-    drawn = []
-    for (name, strong, own), values in zip(found, means, strict=True):
-        above = sorted(values, key=lambda n: (n in coloured, n == first))  # what is drawn last is on top
-        marks = [axis.dot(values[n], looks[n] + " full" * (n == first), n) for n in above]
-        text = cell(own[first] and {**own[first], "sd": None})
+    rows, (scale, name_of_unit) = {row["algorithm"]: row for row in result["rows"]}, unit(result["metric"])
+    looks = dict.fromkeys(rows, "other") | {result["baseline"] or first: "c1", first: "c0 full"}
+    sign, own = -scale if result["lower_is_better"] else scale, rows[first]["domains"]
+    order = sorted(result["held_out"], key=lambda name: sign * (own[name]["mean"] or 0.0))[:MOST]
+    lines = [(name, False, {n: row["domains"][name] for n, row in rows.items()}) for name in order]
+    for name, key in {"worst domain": "worst", "average": "average"}.items() if len(own) > 1 else ():
+        lines.insert(0, (name, True, {n: row[key] for n, row in rows.items()}))
+    values = [
+        {n: scale * s["mean"] for n, s in scores.items() if s and s["mean"] is not None}
+        for _, _, scores in lines
+    ]
+    core = [value for each in values for n, value in each.items() if looks[n] != "other"]
+    axis, drawn = Axis.over([v for each in values for v in each.values()], core, 1), []
+    for (name, strong, scores), means in zip(lines, values, strict=True):
+        above = sorted(means, key=lambda n: (looks[n] != "other", n == first))  # the last is on top
+        marks = [axis.dot(means[n], looks[n], n) for n in above]
+        text = cell(scores[first] and {**scores[first], "sd": None})
         drawn.append({"name": name, "strong": strong, "text": text, "marks": marks})
-    legend = [(n, looks[n] + " full" * (n == first)) for n in coloured]
-    legend += [(f"the {len(rows) - len(coloured)} others", "other")] if len(rows) > len(coloured) else []
-    about = {"unit": name_of_unit, "first": first, "beyond": _beyond(drawn)}
-    return {"axis": axis, "rows": drawn, "legend": legend, **about}
+    legend = [(n, look) for n, look in looks.items() if look != "other"]
+    legend += [("the others", "other")] if len(legend) < len(rows) else []
+    return {"axis": axis, "rows": drawn, "legend": legend, "unit": name_of_unit, "first": first}
 
 
-Lines = dict[str, list[dict[int, float]]]
+# Curves
+
+Curves = dict[str, list[dict[int, float]]]
 """The runs of each curve: values by step."""
 DASHED = "validation"
 AGREEMENT = {"mean_cosine": "mean cosine of gradients", "sign_agreement": "sign agreement of gradients"}
 
 
-def curves(lines: Lines, metric: str | None, title: str, y: Axis | None = None) -> Chart:
+def curves(lines: Curves, metric: str | None, title: str, y: Axis | None = None) -> Chart:
     """A curve for each name: the mean over its runs, at the steps that all of them have."""
     scale, name_of_unit = unit(metric)
     means = {}
@@ -146,8 +144,7 @@ def curves(lines: Lines, metric: str | None, title: str, y: Axis | None = None) 
         steps = [step for step in runs[0] if all(step in run for run in runs)]
         means[name] = {step: scale * statistics.fmean(run[step] for run in runs) for step in steps}
     y = y or Axis.over(v for own in means.values() for v in own.values())
-    x = Axis(0, max([1, *(step for own in means.values() for step in own)]))
-    drawn = []
+    x, drawn = Axis(0, max([1, *(step for own in means.values() for step in own)])), []
     for n, (name, own) in enumerate(means.items()):
         points = " ".join(f"{x.at(step):g},{100 - y.at(value):g}" for step, value in own.items())
         drawn.append({"name": name, "look": "dashed" if name == DASHED else f"c{n}", "points": points})
@@ -160,10 +157,9 @@ def learning_curves(panels: Mapping[str, Sequence[RunRecord]]) -> list[Chart]:
     Many held-out domains are one curve. Panels share a scale if all scores are between 0 and 1.
     """
     found = {name: _lines([r for r in records if len(r.history) > 1]) for name, records in panels.items()}
-    values = [
-        v for _, lines in found.values() for runs in lines.values() for run in runs for v in run.values()
-    ]
-    shared = values and 0 <= min(values) <= max(values) <= 1
+    runs = [run for _, lines in found.values() for own in lines.values() for run in own]
+    values = [value for run in runs for value in run.values()]
+    shared = bool(values) and 0 <= min(values) <= max(values) <= 1
     return [
         curves(lines, metric, name, Axis.over(unit(metric)[0] * v for v in values) if shared else None)
         for name, (metric, lines) in found.items()
@@ -171,22 +167,20 @@ def learning_curves(panels: Mapping[str, Sequence[RunRecord]]) -> list[Chart]:
     ]
 
 
-def _lines(records: Sequence[RunRecord]) -> tuple[str | None, Lines]:
+def _lines(records: Sequence[RunRecord]) -> tuple[str | None, Curves]:
     """The metric that selects, and its values by step on held-out domains and on validation."""
     names = {name for r in records for name in r.history[-1]["scores"].get("test", {}).get("domains", ())}
-    lines, metric = Lines(), None
+    lines, metric = Curves(), None
     for record in records:
         for split in ("test", "validation"):
             points, label = dict[int, float](), DASHED
-            for measured in record.history:
-                if (scores := measured["scores"].get(split)) is None:
-                    continue
-                metric, value = selection_score(scores)
-                if split == "test":
-                    one = len(scores["domains"]) == 1 and len(names) < COLOURS
-                    label = next(iter(scores["domains"])) if one else "held-out domains"
+            for measured in (m for m in record.history if split in m["scores"]):
+                metric, value = selection_score(measured["scores"][split])
                 if value is not None and math.isfinite(value):
                     points[measured["step"]] = value
+            if split == "test" and points:
+                own = list(record.history[-1]["scores"]["test"]["domains"])
+                label = own[0] if len(own) == 1 and len(names) < COLOURS else "held-out domains"
             if points:
                 lines.setdefault(label, []).append(points)
     return metric, {name: lines[name] for name in sorted(lines, key=lambda n: (n == DASHED, n))}
@@ -196,15 +190,14 @@ def agreement(panels: Mapping[str, Sequence[RunRecord]]) -> tuple[list[Chart], l
     """Agreement of gradients by step, and the last matrix of cosines of each algorithm."""
     made, matrices = [], []
     for key, title in AGREEMENT.items():
-        runs = {
-            name: [{p["step"]: p[key] for p in r.agreement if p.get(key) is not None} for r in records]
-            for name, records in panels.items()
-        }
-        lines = {name: known for name, own in runs.items() if (known := [run for run in own if run])}
-        made += [curves(lines, None, title)] if lines else []
+        lines = Curves()
+        for name, records in panels.items():
+            runs = [{p["step"]: p[key] for p in r.agreement if p.get(key) is not None} for r in records]
+            lines[name] = [run for run in runs if run]
+        if lines := {name: runs for name, runs in lines.items() if runs}:
+            made.append(curves(lines, None, title))
     for name, records in panels.items():
-        points = [(r.config.seed, p) for r in records for p in r.agreement if p.get("matrix")]
-        for seed, point in points[-1:]:
-            title = f"{name}, seed {seed}, step {point['step']:,}"
+        for seed, point in [(r.config.seed, p) for r in records for p in r.agreement if p.get("matrix")][-1:]:
+            title = f"Cosines of gradients: {name}, seed {seed}, step {point['step']:,}"
             matrices.append({"title": title, "names": point["domains"], "rows": point["matrix"]})
     return made, matrices

@@ -1,4 +1,4 @@
-"""A comparison of algorithms as text, tables, CSV and a figure; its recommendation as sentences."""
+"""A comparison of algorithms as text, Markdown, CSV and HTML; its recommendation as sentences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 from shoal.errors import InputError
 from shoal.experiments.progress import duration
-from shoal.files import as_csv as rows_as_csv
-from shoal.files import dump_json
-from shoal.report.plots import compare_figure
+from shoal.files import as_csv, dump_json
 from shoal.report.tables import Table, cell, clean, cut, listed, many, number
 from shoal.terminal import in_markdown
 
@@ -21,9 +19,7 @@ IMBALANCED = 0.8
 """Accuracy of a constant prediction from which another metric is suggested."""
 WIDEST, MOST_COLUMNS = 40, 20
 """Characters of a domain's name in a terminal, and domains with a column there; files have all."""
-COLUMNS = (
-    *("algorithm", "held_out", "seed", "status", "metric", "score", "selection_score", "trial", "lr", "step"),
-)
+COLUMNS = ("algorithm", "held_out", "seed", "status", "metric", "score", "selection_score", "trial", "lr")
 """Of a case, in the CSV file."""
 
 
@@ -33,47 +29,38 @@ def table(result: Result, written: Callable[[str], str] = str, most: int | None 
     Of more than ``most`` domains only the average and the worst are shown.
     """
     rows, names, metric, baseline = (result[k] for k in ("rows", "held_out", "metric", "baseline"))
-    shown, several, of = most is None or len(names) <= most, len(names) > 1, metric or "score"
-    average = "average " * several
-
-    def worst(row: Result) -> str:
-        about = row["worst"]
-        return f"{number(about['mean'], metric)} ({written(clean(about['domain']))})" if about else "–"
-
-    def difference(row: Result) -> str:
-        return "–" if row["algorithm"] == baseline else cell(row["difference"], sign="+")
-
-    columns: dict[str, Callable[[Result], object]] = {
-        "rank": lambda row: "–" if row["rank"] is None else row["rank"],
-        "algorithm": lambda row: row["algorithm"],
-    }
-    for name in names if shown else ():
-        columns[written(clean(name))] = lambda row, name=name: cell(row["domains"][name])  # type: ignore[misc]
-    if several or not shown:
-        columns |= {f"average {of}": lambda row: cell(row["average"]), "worst domain": worst}
-    for name in dict.fromkeys(n for row in rows for n, v in row["metrics"].items() if v["mean"] is not None):
-        columns[f"{average}{name}"] = lambda row, name=name: cell(row["metrics"].get(name))  # type: ignore[misc]
-    if baseline:
-        columns[f"difference to {baseline}"] = difference
-    if has_intervals(result):
-        columns["95 % interval"] = lambda row: interval(row["over_domains"], metric)
-    columns[f"validation {of}"] = lambda row: cell(row["validation"])
-    found = Table([*columns])
+    shown = names if most is None or len(names) <= most else []
+    titles, average = [written(clean(name)) for name in shown], "average " * (len(names) > 1)
+    further = dict.fromkeys(n for row in rows for n, v in row["metrics"].items() if v["mean"] is not None)
+    columns = ["rank", "algorithm", *titles]
+    if overall := len(names) > 1 or not shown:
+        columns += [f"average {metric or 'score'}", "worst domain"]
+    columns += [f"{average}{name}" for name in further]
+    columns += [f"difference to {baseline}", "95 % interval"] if baseline else []
+    found = Table([*columns, f"validation {metric or 'score'}"])
     for row in rows:
-        found.add(*(value(row) for value in columns.values()))
+        cells = ["–" if row["rank"] is None else row["rank"], row["algorithm"]]
+        cells += [cell(row["domains"][name]) for name in shown]
+        if overall:
+            worst = row["worst"]
+            where = f"{number(worst['mean'], metric)} ({written(clean(worst['domain']))})" if worst else "–"
+            cells += [cell(row["average"]), where]
+        cells += [cell(row["metrics"].get(name)) for name in further]
+        if baseline:
+            gap = "–" if row["algorithm"] == baseline else cell(row["difference"], sign="+")
+            cells += [gap, interval(row["over_domains"], metric)]
+        found.add(*cells, cell(row["validation"]))
     return found
 
 
-def has_intervals(result: Result) -> bool:
-    """Whether some row has an interval over domains."""
-    return any((row["over_domains"] or {}).get("low") is not None for row in result["rows"])
-
-
-def interval(about: Result | None, metric: str | None, sign: str = "+") -> str:
-    """``low to high``, or a dash."""
+def interval(about: Result | None, metric: str | None) -> str:
+    """The interval of a difference, or a dash."""
     if about is None or about["low"] is None:
         return "–"
-    return f"{number(about['low'], metric, sign)} to {number(about['high'], metric, sign)}"
+    return f"{number(about['low'], metric, '+')} to {number(about['high'], metric, '+')}"
+
+
+# Sentences
 
 
 def recommended(result: Result) -> list[str]:
@@ -83,43 +70,57 @@ def recommended(result: Result) -> list[str]:
         return []
     percent, points = (" %", " percentage points") if metric == "accuracy" else ("", "")
     caution = "".join(f"Caution: {line}. " for line in cautions(result))
-    domains, nearest = about["domains"], _described(about["nearest"])
-    worst = next(row["worst"] for row in result["rows"] if row["algorithm"] == about["nearest"])
+    domains, nearest = about["domains"], about["nearest"]
+    rows = {row["algorithm"]: row for row in result["rows"]}
 
-    def ends(low: float, high: float) -> str:
-        return f"{number(low, metric)} to {number(high, metric)}"
+    def score(value: float) -> str:
+        return number(value, metric)
 
     def gap(other: Result) -> str:
         mean = f"{number(other['mean'], metric, '+')}{points}"
-        return f"{mean} (95 % interval {interval(other, metric)})"
+        return f"{mean} on average over {domains} domains (95 % interval {interval(other, metric)})"
 
     if about["state"] == "few":
         least = "at least three, held out in three groups, are needed"
         first = f"{caution}No recommendation: {many(domains, 'held-out domain')}; {least}."
-        return [clean(first), clean(f"Start with {nearest}, the simplest algorithm.")]
+        return [clean(first), clean(f"Start with {_described(nearest)}, the simplest algorithm.")]
     if about["state"] == "majority":
-        why = "is not shown to beat a constant prediction (the majority baseline)"
-        return [clean(f"{caution}No recommendation: {nearest} {why}: {gap(about['majority'])}.")]
-    first = f"Use {nearest}"
+        first = (
+            f"{caution}No recommendation: no algorithm is shown to predict better than a constant in a new"
+        )
+        lines = [f"{first} domain. Nearest is {_described(nearest)}: {gap(about['majority'])}."]
+        worse = [name for name in result["held_out"] if _worse_than_constant(result, rows, name, nearest)]
+        if worse:
+            lines.append(
+                f"{nearest} is worse than a constant prediction in {listed(worse)}: look for what differs "
+                "there, with `shoal diagnose`, before training anything else."
+            )
+        return [clean(line) for line in lines]
+    first, best, reference = f"Use {_described(nearest)}", about["alternative"], about["reference"]
     if about["state"] == "tied":
         names = listed([about["row"], *about["tied"]])
         first = f"Tied: {names} cannot be told apart on {domains} domains. {first}, the simplest"
-    best, reference, least = about["alternative"], about["reference"], about["detectable"]
-    others = [*{other["to"]: other for other in (reference, best) if other}.values()]
+    (low, high), (lowest, highest), worst = about["mean"], about["new_domain"], rows[nearest]["worst"]
     lines = [
         f"{caution}{first}.",
-        f"Expect {metric} {number(about['expected'], metric)}{percent} on a new domain: "
-        f"{ends(*about['mean'])} on average, {ends(*about['new_domain'])} in a single one (95 % intervals "
-        f"from {domains} held-out domains, of which the worst had {number(worst['mean'], metric)}{percent} "
-        f"({worst['domain']})).",
-        *(f"Its difference to {other['to']} is {gap(other)}." for other in others),
+        f"Expect {metric} {score(about['expected'])}{percent} on a new domain. The average over such domains "
+        f"is {score(low)} to {score(high)}, and a single one will have {score(lowest)} to {score(highest)} "
+        f"(95 % intervals from {domains} held-out domains; the worst of them, {worst['domain']}, had "
+        f"{score(worst['mean'])}).",
     ]
-    if least is not None:
-        needed = about["domains_needed"]
-        more = f"; {needed:,} domains would usually tell it from {best['to']}" if needed else ""
-        below = f"differences below {number(least, metric)}{points} usually go unnoticed"
-        lines.append(f"With {domains} domains, {below}{more}.")
+    for other in {other["to"]: other for other in (reference, best) if other}.values():
+        lines.append(f"Its difference to {other['to']} is {gap(other)}.")
+    if (least := about["detectable"]) is not None:
+        more = f"With {domains} domains, differences below {score(least)}{points} usually go unnoticed"
+        if needed := about["domains_needed"]:
+            more += f"; about {needed:,} would be needed to tell {nearest} from {best['to']}"
+        lines.append(f"{more}.")
     return [clean(line) for line in lines]
+
+
+def _worse_than_constant(result: Result, rows: Mapping[str, Result], domain: str, nearest: str) -> bool:
+    own, constant = (rows[name]["domains"][domain]["mean"] for name in (nearest, "majority"))
+    return bool(own > constant if result["lower_is_better"] else own < constant)
 
 
 def cautions(result: Result) -> list[str]:
@@ -139,46 +140,43 @@ def _described(name: str) -> str:
     from shoal.algorithms import registry
     from shoal.experiments.baselines import SUMMARIES
 
-    try:
-        module = "" if name in SUMMARIES else registry.module(name.partition(":")[0]).__doc__ or ""
-    except InputError:  # an algorithm of a package that is not installed here
-        module = ""
-    summary = SUMMARIES.get(name, module.partition("\n")[0].partition(": ")[2])
+    summary = SUMMARIES.get(name, "")
+    if not summary:
+        try:
+            about = registry.module(name.partition(":")[0]).__doc__ or ""
+            summary = about.partition("\n")[0].partition(": ")[2]
+        except InputError:  # an algorithm of a package that is not installed here
+            pass
     return f"{name} ({summary[:1].lower()}{summary[1:].rstrip('.')})" if summary else name
 
 
 def protocol(result: Result) -> list[str]:
     """How the numbers were measured, in sentences."""
     metric, seeds, search = result["metric"] or "score", len(result["seeds"]), result["search"]
+    race, fits, folds = result.get("race") or {}, result.get("baseline_fits", 0), result.get("folds")
     better = "lower is better" if result["lower_is_better"] else "higher is better"
-    unit = "in percent" if metric == "accuracy" else f"({better})"
-    race = result.get("race") or {}
     most = "up to " * bool(race.get("left"))
-    over = f"mean ± standard deviation over {most}{seeds} seeds"
-    over = over if seeds > 1 else f"only seed {result['seeds'][0]}"
-    trials = (
-        f"the defaults and {most}{many(search - 1, 'trial')} of random search"
-        if search > 1
-        else "the defaults"
-    )
-    folds, fits = result.get("folds"), result.get("baseline_fits", 0)
+    over = f"mean ± standard deviation over {most}{seeds} seeds" if seeds > 1 else "one seed"
+    more = f" and {most}{many(search - 1, 'trial')} of random search" * (search > 1)
     runs = f"{result['runs'] - result['runs_missing'] - fits:,} runs of {result['steps']:,} steps"
-    on = f" on {', '.join(result['devices'])}" if result["devices"] else ""
-    baselines = f", and {many(fits, 'fit')} of baselines" if fits else ""
-    interval = f"95 % interval of the difference to {result['baseline']}: paired by domain, seeds averaged, "
-    controls = [row["algorithm"] for row in result["rows"] if row["control"]]
+    on = f" on {', '.join(result['devices'])}" * bool(result["devices"])
     lines = [
-        f"{metric[:1].upper()}{metric[1:]} {unit} on held-out domains; {over}.",
-        f"Hyperparameters per algorithm and seed: {trials}. Selected: the {'trial and ' * (search > 1)}step "
-        f"with the best validation {metric} on the training domains.",
-        f"Domains were held out in {folds} groups; each domain is scored separately." if folds else "",
-        f"{runs}{on}{baselines}, {duration(result['seconds'])} of training.",
+        f"{metric} on held-out domains ({'in percent' if metric == 'accuracy' else better}); {over}.",
+        f"Hyperparameters per algorithm and seed: the defaults{more}. Selected: the "
+        f"{'trial and ' * (search > 1)}step with the best validation {metric} on the training domains.",
+        f"{runs}{on}, and {many(fits, 'fit')} of baselines, {duration(result['seconds'])} of training.",
         *_race(race),
-        f"{interval}Student's t, not corrected for several rows." if has_intervals(result) else "",
-        f"{units[:1].upper()}{units[1:]}." if (units := result.get("units")) else "",
-        f"Controls (never recommended): {', '.join(controls)}." if controls else "",
     ]
-    return [clean(line) for line in lines if line]
+    if folds:
+        lines.append(f"Domains were held out in {folds} groups; each domain is scored separately.")
+    if result["baseline"]:
+        how = "paired by domain, seeds averaged, Student's t, not corrected for several rows"
+        lines.append(f"95 % interval of the difference to {result['baseline']}: {how}.")
+    if units := result.get("units"):
+        lines.append(f"{units}.")
+    if controls := [row["algorithm"] for row in result["rows"] if row["control"]]:
+        lines.append(f"Controls (never recommended): {', '.join(controls)}.")
+    return [clean(f"{line[:1].upper()}{line[1:]}") for line in lines]
 
 
 HOW = {
@@ -189,30 +187,23 @@ HOW = {
     "control": "with {by}",
 }
 """How a row leaves a race."""
+ENDED = {"budget": ": the time budget was used up", "interrupted": ": it was interrupted"}
 
 
 def _race(race: Mapping[str, Any]) -> list[str]:
-    """The stages of a race, and which rows left it when and why."""
-    if not race:
-        return []
-    done, stages, left = race["done"], race["stages"], race["left"]
-    lines = []
-    if done < len(stages):
-        why = {"budget": ": the time budget was used up", "interrupted": ": it was interrupted"}
-        lines.append(
-            f"The comparison ended after stage {done} ({stages[done - 1]}) of {len(stages)}"
-            f"{why.get(race['ended'], '')}; the same call continues."
-        )
-    groups: dict[tuple[int, str], list[str]] = {}
-    for name, about in left.items():
-        key = about["stage"], HOW[about["how"]].format(by=about["by"])
-        groups.setdefault(key, []).append(name)
-    parts = [f"{listed(names)} after stage {stage} ({why})" for (stage, why), names in groups.items()]
-    if parts:
-        lines.append(
-            "Left the race, with the scores of fewer seeds and trials and so without a rank: "
-            f"{'; '.join(parts)}. A full comparison: --exhaustive."
-        )
+    """After which stage a race ended, and which rows left it when and why."""
+    lines, groups = [], dict[str, list[str]]()
+    if race and (done := race["done"]) < len(race["stages"]):
+        stage = f"stage {done} ({race['stages'][done - 1]}) of {len(race['stages'])}"
+        why = ENDED.get(race["ended"], "")
+        lines.append(f"The comparison ended after {stage}{why}; the same call continues.")
+    for name, about in race.get("left", {}).items():
+        why = f"after stage {about['stage']} ({HOW[about['how']].format(by=about['by'])})"
+        groups.setdefault(why, []).append(name)
+    if groups:
+        parts = "; ".join(f"{listed(names)} {why}" for why, names in groups.items())
+        what = "Left the race, with the scores of fewer seeds and trials and so without a rank"
+        lines.append(f"{what}: {parts}. A full comparison: --exhaustive.")
     return lines
 
 
@@ -220,26 +211,26 @@ def notes(result: Result) -> list[str]:
     """What is missing, failed or doubtful, in sentences."""
     kinds = {"unable": "Not compared", "excluded": "Not held out, only trained on"}
     kinds |= {"warned": "Warning, held-out domains"}
-    lines = []
+    lines, missing = list[str](), result["missing"]
     for kind, what in kinds.items():
-        reasons = result.get(kind, {})
-        groups = {why: [n for n in reasons if reasons[n] == why] for why in reasons.values()}
-        lines += [f"{what}: {listed(names)} ({why})." for why, names in groups.items()]
+        names = dict[str, list[str]]()
+        for name, why in result.get(kind, {}).items():
+            names.setdefault(why, []).append(name)
+        lines += [f"{what}: {listed(own)} ({why})." for why, own in names.items()]
     lines += [f"A run of {name} failed: {error}" for name, error in result.get("failed", {}).items()]
     if diverged := [f"{r['algorithm']} {r['runs_diverged']}" for r in result["rows"] if r["runs_diverged"]]:
         lines.append(f"Diverged runs, which were not selected: {', '.join(diverged)}.")
-    for metric, names in result.get("undefined", {}).items():
-        lines.append(f"{metric} is undefined in {listed(names)}; its average is over the other domains.")
-    if lost := dict.fromkeys(t["held_out"] for t in result["cases"] if t["status"] == "undefined"):
-        lines.append(
-            f"The metric is undefined in some cases with these domains held out: {listed(list(lost))}."
-        )
-    if missing := result["missing"]:
+    for metric, domains in result.get("undefined", {}).items():
+        lines.append(f"{metric} is undefined in {listed(domains)}; its average is over the other domains.")
+    if lost := dict.fromkeys(c["held_out"] for c in result["cases"] if c["status"] == "undefined"):
+        lines.append(f"The metric is undefined in some cases, with these held out: {listed(list(lost))}.")
+    if missing:
         count = f"{result['runs_missing']:,} of {result['runs']:,} runs are missing"
-        lines.append(f"{count}: {listed(missing, '; ')}.")
-    if any(row["rank"] is None and not row["left"] for row in result["rows"]):
-        lines.append("Algorithms without a score in every case have no rank.")
+        lines.append(f"{count}: {listed(missing, '; ')}. Algorithms without all their runs have no rank.")
     return [clean(line) for line in lines]
+
+
+# Whole comparisons
 
 
 def text(result: Result) -> str:
@@ -251,26 +242,6 @@ def text(result: Result) -> str:
     return "\n".join([*first, *[""] * bool(first), scores, "", *rest])
 
 
-def markdown(result: Result) -> str:
-    """For ``comparison.md``."""
-    title = f"# Algorithms on {in_markdown(result.get('title') or result['dataset'])}"
-    parts = recommended(result), [*protocol(result), *notes(result)]
-    first, rest = ([f"- {in_markdown(line)}" for line in part] for part in parts)
-    return "\n".join([title, "", *first, "", table(result, html.escape).markdown(), "", *rest, ""])
-
-
-def as_csv(result: Result) -> str:
-    """A line for every algorithm, held-out domain and seed, with the selected settings as JSON."""
-    lines: list[list[Any]] = [[*COLUMNS, "average", "worst", "worst_domain", "settings"]]
-    rows = {row["algorithm"]: row for row in result["rows"]}
-    for case in result["cases"]:
-        row, settings = rows[case["algorithm"]], case.get("settings")
-        worst = row["worst"] or {}
-        whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
-        lines.append([*map(case.get, COLUMNS), *whole, "" if settings is None else json.dumps(settings)])
-    return rows_as_csv(lines)
-
-
 def as_html(result: Result) -> str:
     """For a notebook."""
     parts = recommended(result), [*protocol(result), *notes(result)]
@@ -278,16 +249,15 @@ def as_html(result: Result) -> str:
     return f"{first}{table(result, most=MOST_COLUMNS).html()}{rest}"
 
 
-FILES = {".md": markdown, ".csv": as_csv, ".json": lambda result: dump_json(result).decode()}
-"""The files of a comparison, by extension."""
-
-
-def figure(result: Result) -> Any:
-    """Every algorithm on every held-out domain, with matplotlib."""
-    rows = [row for row in result["rows"] if row["average"]["mean"] is not None]
-    if not rows:
-        raise InputError("there is no result yet.")
-    seeds = len(result["seeds"])
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    title = f"{result.get('title') or result['dataset']}, {over}"
-    return compare_figure(rows, result["metric"], result["baseline"], title, result["lower_is_better"])
+def files(result: Result) -> dict[str, bytes]:
+    """The files of a comparison: all of it, a document, and a line for every algorithm, domain and seed."""
+    title = f"# Algorithms on {in_markdown(result.get('title') or result['dataset'])}"
+    parts = recommended(result), [*protocol(result), *notes(result)]
+    first, rest = ([f"- {in_markdown(line)}" for line in part] for part in parts)
+    document = [title, "", *first, "", table(result, html.escape).markdown(), "", *rest, ""]
+    lines = [[*map(case.get, COLUMNS), json.dumps(case.get("settings"))] for case in result["cases"]]
+    return {
+        "comparison.json": dump_json(result),
+        "comparison.md": "\n".join(document).encode(errors="backslashreplace"),
+        "comparison.csv": as_csv([[*COLUMNS, "settings"], *lines]).encode(errors="backslashreplace"),
+    }

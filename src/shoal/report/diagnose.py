@@ -1,4 +1,4 @@
-"""Tables, conclusions and the figure of a diagnosis, from its plain data."""
+"""Tables and conclusions of a diagnosis, from its plain data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from shoal.report.plots import COLOURS, _figure, _plain, _tidy
 from shoal.report.tables import Table, clean, listed
 
 Result = Mapping[str, Any]
@@ -81,13 +78,16 @@ def _score(result: Result, value: float, sign: str = "-") -> str:
     return f"{round(scale * value, digits) + 0.0:{sign}.{digits}f}"
 
 
+def _metric(result: Result) -> str:
+    return "accuracy %" if result["task"] == "classification" else "R²"
+
+
 # Tables
 
 
 def tables(result: Result) -> list[Table]:
     """Domains, tests, columns (where some differ) and gaps (where a model has learned)."""
-    made = [_domains(result), _tests(result), _columns(result), _gaps(result)]
-    return [table for table in made if table.rows]
+    return [t for t in (_domains(result), _tests(result), _columns(result), _gaps(result)) if t.rows]
 
 
 def _domains(result: Result) -> Table:
@@ -113,8 +113,8 @@ def _tests(result: Result) -> Table:
 
 def _columns(result: Result) -> Table:
     columns = named(result, "changes") + [c for c in named(result, "differs") if not c["changes"]]
-    titles = ["variance between domains %", "p", "most different", "relation to the label", "p "]
     forms = {"share": "{:.0%}", "sd": "spread {:.2f} SD", "mean": "mean {:+.2f} SD"}
+    titles = ["variance between domains %", "p", "most different", "relation to the label", "p "]
     found = Table(["column", *titles])
     for c in columns[:SHOWN]:
         how, relation = c["how"], "no change detected"
@@ -131,8 +131,7 @@ def _columns(result: Result) -> Table:
 
 
 def _gaps(result: Result) -> Table:
-    what = "accuracy %" if result["task"] == "classification" else "R²"
-    found = Table(["domain", f"{what}, in training", "held out", "gap", "95 % interval"])
+    found = Table(["domain", f"{_metric(result)}, in training", "held out", "gap", "95 % interval"])
     for row in [*result["gaps"], *([result["average"]] if result["average"] else [])]:
         ends = [_score(result, row[end], "+") for end in ("low", "high") if row[end] is not None]
         scores = (_score(result, row[part]) for part in ("in_domain", "held_out"))
@@ -148,18 +147,29 @@ def reading(result: Result, command: str = "shoal compare DATA", without: str = 
 
     ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`.
     """
-    lines = [*_of_shifts(result), _of_gap(result), *_of_gradients(result)]
-    lines.append(f"Suggestion: {_advice(result, command)}")
+    conflicts = [when for when in WHEN if f"gradients {when}" in result["significant"]]
+    lines = [*_of_shifts(result), _of_gap(result)]
+    for when in conflicts:
+        found = result["gradients"][when]
+        domains, mean = _quoted(found["conflicting"]) or "no particular domain", f"{found['mean']:.2f}"
+        lines.append(f"Gradients {when} agree less than by chance (mean cosine {mean}), in: {domains}.")
+    if not conflicts:
+        lines.append("Gradients of the domains agree no less than those of random groups.")
+    lines.append(f"Suggestion: {_advice(result, command, conflicts)}")
     if (names := to_drop(result)) and len(names) < len(result["columns"]):
         how = f": {without}" if without and result["table"] else ""
-        lines.append(f"Also compare without {listed([repr(n) for n in names])}{how}")
+        lines.append(f"Also compare without {_quoted(names)}{how}")
     return [clean(line) for line in (*lines, *_limits(result))]
 
 
+def _quoted(names: Sequence[str]) -> str:
+    return listed([repr(name) for name in names])
+
+
 def _of_shifts(result: Result) -> list[str]:
-    significant, overlap = set(result["significant"]), f"about {result['effects']['overlap']:.0%}"
-    least = min(d["entities"] for d in result["domains"])
-    if found := kinds(result):
+    significant, effects, found = set(result["significant"]), result["effects"], kinds(result)
+    least = min(domain["entities"] for domain in result["domains"])
+    if found:
         lines = [f"Detected: {', '.join(KINDS[kind] for kind in found)}."]
     elif significant:
         lines = [f"A shift was detected, but its kind is unclear ({', '.join(result['significant'])})."]
@@ -168,38 +178,40 @@ def _of_shifts(result: Result) -> list[str]:
         lines = [f"Inconclusive: no shift was detected, but {few}, so only large shifts could be."]
     else:
         lines = ["No shift was detected. A small one cannot be excluded."]
-    if "labels" in significant:
-        within = "inputs within labels" in significant
-        differ = "differ as well" if within else "do not differ significantly"
-        explains = "does not explain it all" if within else "may explain it all"
-        lines.append(f"Among examples of one label, inputs {differ}: label shift {explains}.")
-    if not result["effects"]["relation_tested"]:
+    if {"labels", "inputs within labels"} <= significant:
+        lines.append(
+            "Among examples of one label, inputs differ as well: label shift does not explain it all."
+        )
+    elif "labels" in significant:
+        same = "Among examples of one label, inputs do not differ significantly"
+        lines.append(f"{same}: label shift may explain it all.")
+    relation, overlap = "P(label | inputs) changes", f"about {effects['overlap']:.0%}"
+    if not effects["relation_tested"]:
         few = f"too few entities lie where several domains do ({overlap})"
-        lines.append(f"It is inconclusive whether P(label | inputs) changes: {few}.")
-    elif result["effects"]["overlap"] < OVERLAP:
-        lines.append(f"A change in P(label | inputs) is hard to detect: domains hardly overlap ({overlap}).")
-    columns = {"differs": "Columns that differ most between domains"}
-    columns |= {"changes": "Columns whose relation to the label changes"} if "relation" in found else {}
-    for what, title in columns.items():
-        if names := [repr(c["name"]) for c in named(result, what)]:
-            lines.append(f"{title}: {listed(names)}.")
+        lines.append(f"It is inconclusive whether {relation}: {few}.")
+    elif effects["overlap"] < OVERLAP:
+        lines.append(f"It is hard to detect whether {relation}: domains hardly overlap ({overlap}).")
+    if names := [c["name"] for c in named(result, "differs")]:
+        lines.append(f"Columns that differ most between domains: {_quoted(names)}.")
+    if "relation" in found and (names := [c["name"] for c in named(result, "changes")]):
+        lines.append(f"Columns whose relation to the label changes: {_quoted(names)}.")
     return lines
 
 
 def _span(result: Result, gap: Mapping[str, Any]) -> str:
-    points = "points" if result["task"] == "classification" else "of R²"
-    ends = [_score(result, gap[end]) for end in ("low", "high") if gap[end] is not None]
-    text = f"{_score(result, gap['gap'])} {points}"
-    return f"{text} (95 % interval {' to '.join(ends)})" if ends else text
+    """A gap with its interval."""
+    text = f"{_score(result, gap['gap'])} {'points' if result['task'] == 'classification' else 'of R²'}"
+    if gap["low"] is None:
+        return text
+    return f"{text} (95 % interval {_score(result, gap['low'])} to {_score(result, gap['high'])})"
 
 
 def _of_gap(result: Result) -> str:
     model, average = result["model"], result["average"]
     if average is None:
-        what = "accuracy %" if result["task"] == "classification" else "R²"
-        numbers = f"{what} {_score(result, model['score'])} against {_score(result, model['constant'])}"
+        numbers = f"{_score(result, model['score'])} against {_score(result, model['constant'])}"
         neither = "neither a linear model nor gradient boosting is better than a constant prediction"
-        return f"No generalization gap is reported: {neither} ({numbers})."
+        return f"No generalization gap is reported: {neither} ({_metric(result)} {numbers})."
     worst = max(result["gaps"], key=lambda g: g["gap"])
     zero = "" if gap_seen(result) else "not significantly different from 0, "
     return (
@@ -208,21 +220,7 @@ def _of_gap(result: Result) -> str:
     )
 
 
-def _conflicts(result: Result) -> list[str]:
-    return [when for when in WHEN if f"gradients {when}" in result["significant"]]
-
-
-def _of_gradients(result: Result) -> list[str]:
-    lines = []
-    for when in _conflicts(result):
-        found = result["gradients"][when]
-        domains = listed([repr(d) for d in found["conflicting"]]) or "no particular domain"
-        mean = f"mean cosine {found['mean']:.2f}"
-        lines.append(f"Gradients {when} agree less than by chance ({mean}), in: {domains}.")
-    return lines or ["Gradients of the domains agree no less than those of random groups."]
-
-
-def _advice(result: Result, command: str) -> str:
+def _advice(result: Result, command: str, conflicts: Sequence[str]) -> str:
     found, average, large = kinds(result), result["average"], LARGE[result["task"]]
     if found == ["labels"]:
         known = "recalibrate the predictions on the new domain"
@@ -233,9 +231,7 @@ def _advice(result: Result, command: str) -> str:
             f"To check ERM: {command} --algorithms erm"
         )
     if average is None:
-        return (
-            f"whether a model would be worse in a new domain is not known before one has learned: {command}"
-        )
+        return f"whether a model would be worse in a new domain is unknown until one has learned: {command}"
     if not gap_seen(result) or average["gap"] <= large:
         if not result["significant"]:
             return f"use ERM. If a new domain may differ from these, compare: {command}"
@@ -244,18 +240,20 @@ def _advice(result: Result, command: str) -> str:
             size = "a negligible generalization gap"
         return f"use ERM, with {size}: {_span(result, average)}. To check: {command}"
     how, algorithms = "no gradient conflict was detected", "erm coral vrex groupdro"
-    if conflicts := _conflicts(result):
+    if conflicts:
         how = f"gradients conflict {' and '.join(conflicts)}"
         algorithms = "erm fish fish:regrouped vrex coral"
-    relation = (
-        " If P(label | inputs) itself changes, no method can predict what it will be in a new domain; look "
-        "for the cause, such as a different instrument or label definition."
-    )
-    return (
+    text = (
         f"the generalization gap is {_span(result, average)} and {how}, so compare: {command} --algorithms "
         f"{algorithms}. On most shifts no algorithm is reliably better than ERM "
-        f"(docs/evidence/comparisons.md).{relation * ('relation' in found)}"
+        "(docs/evidence/comparisons.md)."
     )
+    if "relation" in found:
+        text += (
+            " If P(label | inputs) itself changes, no method can predict what it will be in a new domain; "
+            "look for the cause, such as a different instrument or label definition."
+        )
+    return text
 
 
 def _limits(result: Result) -> list[str]:
@@ -264,9 +262,9 @@ def _limits(result: Result) -> list[str]:
     whole = f" of {result['entities']:,} entities" if result["entities"] is not None else ""
     lines = [
         f"Sampled: {result['examples']:,} of {result['examples_in_all']:,} examples{whole} in "
-        f"{len(result['domains'])} domains, from all splits; {settings['permutations']} permutations of the "
-        f"domains per test. p-values are corrected for {len(result['tests'])} tests (Holm), so that without "
-        f"any shift, at most {settings['level']:.0%} of diagnoses report one."
+        f"{len(result['domains'])} domains, from all splits. p-values, from {settings['permutations']} "
+        f"permutations of the domains, are corrected for {len(result['tests'])} tests (Holm): without any "
+        f"shift, at most {settings['level']:.0%} of diagnoses report one."
     ]
     if result["not_drawn"]:
         lines.append(f"{result['not_drawn']:,} more domains were not sampled; another seed samples others.")
@@ -278,67 +276,11 @@ def _limits(result: Result) -> list[str]:
     return lines
 
 
-def text(result: Result, command: str = "shoal compare DATA", without: str = "", width: int = 100) -> str:
+def text(result: Result, command: str = "shoal compare DATA", without: str = "") -> str:
     """Tables and reading for a terminal."""
-    wrap = textwrap.TextWrapper(
-        width, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    lines = [wrap.fill(line) for line in reading(result, command, without)]
+    how: Any = {"break_long_words": False, "break_on_hyphens": False}
+    lines = [
+        textwrap.fill(line, 100, initial_indent="- ", subsequent_indent="  ", **how)
+        for line in reading(result, command, without)
+    ]
     return "\n".join(["\n\n".join(table.text() for table in tables(result)), "", *lines])
-
-
-# The figure
-
-
-def figure(result: Result, title: str = "") -> Any:
-    """The classifier's confusion of domains, the generalization gap, and cosines of gradients."""
-    names = [_short(d["name"]) for d in result["domains"]]
-    made: Any = _figure(15, max(3.8, 2 + 0.3 * len(names)))
-    if title:
-        made.suptitle(_plain(clean(title)), fontsize=12)
-    classifier, gap, cosines = made.subplots(1, 3)
-    chance = f"domain predicted from the inputs (chance {1 / len(names):.0%})"
-    _draw_matrix(classifier, result["confusion"], names, chance, "Blues", "{:.0%}")
-    classifier.set(xlabel="predicted", ylabel="domain")
-    _draw_gaps(gap, result)
-    agreement = result["gradients"]["after training"]
-    agree = f"gradient cosine similarity after training (mean {agreement['mean']:.2f})"
-    _draw_matrix(cosines, agreement["matrix"], names, agree, "RdBu", "{:.2f}")
-    return made
-
-
-def _short(name: str) -> str:
-    """Cut in the middle: names of one kind mostly differ at an end."""
-    shown = clean(name)
-    return _plain(shown if len(shown) <= 18 else f"{shown[:8]}…{shown[-9:]}")
-
-
-def _draw_gaps(axes: Any, result: Result) -> None:
-    axes.set_title(f"generalization gap of {result['model']['name']} (95 % intervals)", fontsize=10)
-    if not result["average"]:
-        axes.axis("off")
-        axes.text(0.5, 0.5, "no model predicts better than a constant", ha="center", color="#555555")
-        return
-    classes = result["task"] == "classification"
-    scale, unit = (100, "points of accuracy") if classes else (1, "R²")
-    rows = [*result["gaps"], result["average"]]
-    ends = [[scale * abs(r["gap"] - (r[e] or r["gap"])) for r in rows] for e in ("low", "high")]
-    gaps, places = [scale * r["gap"] for r in rows], range(len(rows))
-    axes.errorbar(gaps, places, xerr=ends, fmt="o", color=COLOURS["Fish"], capsize=3)
-    axes.axvline(0, color="#888888", linewidth=0.8, linestyle=":")
-    axes.set_yticks(places, [_short(row["name"]) for row in rows])
-    axes.set(xlabel=f"{unit} lost on a held-out domain", ylim=(len(rows) - 0.5, -0.5))
-    _tidy(axes)
-
-
-def _draw_matrix(
-    axes: Any, values: Sequence[Sequence[float]], names: Sequence[str], title: str, colours: str, form: str
-) -> None:
-    axes.imshow(np.array(values), cmap=colours, vmin=-1 if colours == "RdBu" else 0, vmax=1, aspect="auto")
-    turned = sum(map(len, names)) > 48
-    axes.set_xticks(range(len(names)), names, rotation=30 * turned, ha="right" if turned else "center")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_title(title, fontsize=10)
-    for (row, column), value in np.ndenumerate(np.array(values)):
-        colour = "white" if abs(value) > 0.5 else "#333333"
-        axes.text(column, row, form.format(value), ha="center", va="center", fontsize=8, color=colour)

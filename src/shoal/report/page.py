@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +11,13 @@ from typing import Any
 
 import shoal
 from shoal.experiments.progress import duration
+from shoal.experiments.recommend import over_domains
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import summarize
+from shoal.files import dump_yaml
 from shoal.report import charts, compare, diagnose, model, runs
 from shoal.report import columns as of_columns
-from shoal.report.tables import cell, clean, listed, many
+from shoal.report.tables import Table, cell, clean, listed, many
 
 TEMPLATES = Path(__file__).parent
 Result = Mapping[str, Any]
@@ -28,7 +28,6 @@ def comparison_page(
     result: Result,
     records: Records,
     columns: Result | None = None,
-    title: str | None = None,
     notes: Sequence[str] = (),
     importance: Result | None = None,
     calibration: Result | None = None,
@@ -38,82 +37,62 @@ def comparison_page(
     ``columns`` is the report on the columns of a table, ``notes`` names files that could not be read,
     ``importance`` is that of the columns, and ``calibration`` that of the model that was trained.
     """
-    from shoal.experiments.recommend import over_domains
-
-    rows, held_out = {row["algorithm"]: row for row in result["rows"]}, result["held_out"]
-    metric, about = result["metric"], result.get("recommendation") or {}
-    take, recommended = about.get("nearest"), about.get("row") is not None
-    first = take or result["baseline"] or next(iter(rows))
-    versus = about.get("alternative" if recommended else "majority")
+    rows, held_out, metric = {r["algorithm"]: r for r in result["rows"]}, result["held_out"], result["metric"]
+    about = result.get("recommendation") or {}
+    first = about.get("nearest") or result["baseline"] or next(iter(rows))
     pairs = {name: pair for name in rows if name != first and (pair := over_domains(rows[name], rows[first]))}
     marks = {name: "control" if row["control"] else "" for name, row in rows.items()}
-    marks |= {result["baseline"]: "baseline"} | ({take: "recommended"} if recommended else {})
+    marks |= {result["baseline"]: "baseline"} | ({about["row"]: "recommended"} if about.get("row") else {})
     scores = compare.table(result, most=0)
-    selected = {case["run"] for case in result["cases"]}
-    shown = [record for record in records if record.config.identity in selected]
-    lost = f"{result['runs_missing']:,} of {result['runs']:,} runs are missing"
-    why = f" yet: {lost}" if result["runs_missing"] else ": no algorithm has a score in every case"
+    why = ": no algorithm has a score in every case"
+    if result["runs_missing"]:
+        why = f" yet: {result['runs_missing']:,} of {result['runs']:,} runs are missing"
+    seeds = many(len(result["seeds"]), "seed")
     parts: dict[str, Any] = {
         "lead": compare.recommended(result) or [f"No recommendation{why}."],
-        "compared": f"{listed(list(rows))} on {listed(held_out)}, {many(len(result['seeds']), 'seed')}.",
+        "compared": f"{listed(list(rows))} on {listed(held_out)}, {seeds}.",
         "unit": charts.unit(metric)[1] + ", lower is better" * result["lower_is_better"],
         "scores": {
             "columns": scores.columns[1:],
             "rows": [[(row[1], marks[row[1]]), *row[2:]] for row in scores.rows],
         },
-        "first": first,
-        "differences": pairs and charts.differences(pairs, metric),
         "by_domain": charts.domains(result, first),
-        "each": {
-            "columns": ["domain", *((row, marks[row]) for row in rows)],
-            "rows": [
-                [name, *(cell(row["domains"][name]) for row in rows.values())]
-                for name in held_out * (len(held_out) > 1)
-            ],
-        },
         "protocol": compare.protocol(result),
     }
+    if pairs:
+        parts["signed"] = charts.differences(pairs, metric) | {"title": f"Differences to {first}"}
+        parts["signed"]["note"] = "paired by held-out domain"
+    if len(held_out) > 1:
+        each = [[name, *(cell(row["domains"][name]) for row in rows.values())] for name in held_out]
+        parts["each"] = {"columns": ["domain", *((row, marks[row]) for row in rows)], "rows": each}
     if importance:
-        parts["importance"] = {"of": importance["algorithm"], "metric": importance["metric"]}
-        parts["importance"] |= {"table": model.table(importance)}
-    if calibration:
-        parts["calibration"] = model.calibration(calibration)
-    pair = over_domains(rows[first], rows[versus["to"]]) if versus else None
-    if versus and pair and pair["low"] is not None:
-        parts["decision"] = charts.differences({f"{first} − {versus['to']}": pair}, metric)
-        side = "left" if result["lower_is_better"] else "right"
-        parts["better"] = f"To the {side} of zero {first} is better."
-    title = title or f"Report on {result.get('title') or result['dataset']}"
+        text = model.IMPORTANCE.format(**importance)
+        parts["importance"] = {"text": text, "table": model.table(importance)}
+    title, selected = result.get("title") or result["dataset"], {case["run"] for case in result["cases"]}
+    shown = [record for record in records if record.config.identity in selected]
     panels = {name: [record for record in shown if record.config.name == name] for name in rows}
     notes = [*compare.notes({**result, "failed": {}}), *notes]
-    return _page(title, records, panels, selected, columns, notes, **parts)
+    return _page(f"Report on {title}", records, panels, selected, columns, notes, calibration, **parts)
 
 
-def sweep_page(
-    results: Mapping[str, Sequence[Result]],
-    records: Records,
-    title: str | None = None,
-    notes: Sequence[str] = (),
-) -> str:
+def sweep_page(results: Mapping[str, Sequence[Result]], records: Records, notes: Sequence[str] = ()) -> str:
     """The page of a sweep, from its results by selection rule and the records of its runs."""
     first = next(iter(results.values()))
-    tables, protocol = [], list[str]()
+    tables, protocol, panels = list[tuple[str, Table]](), list[str](), dict[str, list[RunRecord]]()
     for rule, found in results.items():
         tables += [(f"{own['dataset']}, {own['rule_name']}", runs.dataset_table(own)) for own in found]
         tables += [(f"All datasets, {rule}", runs.overall_table(found))] if len(found) > 1 else []
         protocol += runs.sweep_notes(found)
     selected = {case["run"] for own in first for case in own["cases"]}
-    panels: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.config.identity in selected:
             panels.setdefault(f"{record.config.name} on {record.config.dataset}", []).append(record)
-    title = title or f"Sweep of {listed([own['dataset'] for own in first])}"
+    title = f"Sweep of {listed([own['dataset'] for own in first])}"
     return _page(title, records, panels, selected, None, notes, tables=tables, protocol=protocol)
 
 
 def runs_page(
     records: Records,
-    title: str | None = None,
     columns: Result | None = None,
     notes: Sequence[str] = (),
     calibration: Result | None = None,
@@ -121,30 +100,43 @@ def runs_page(
     """The page of a run, or of the same run with several seeds; ``calibration`` is that of the first."""
     finished = [record for record in records if record.status == "finished"]
     name = f"{records[0].config.name} on {records[0].config.dataset}"
-    lead, tables = f"{name}, {many(len(records), 'run')}, {len(finished):,} finished.", []
-    if finished:
-        tables = [("", runs.run_table([record.to_dict() for record in finished]))]
-    scores = [record.headline for record in finished]
-    if known := [score for score in scores if score is not None]:
-        metric = known[0][0]
-        lead += f" Test {metric}: {cell(summarize([value for _, value in known], metric))}"
-        lead += " %." if metric == "accuracy" else "."
-    title = title or f"Report on {name}"
-    parts = {"calibration": model.calibration(calibration)} if calibration else {}
-    return _page(title, records, {name: finished}, (), columns, notes, lead=[lead], tables=tables, **parts)
+    lead = f"{name}, {many(len(records), 'run')}, {len(finished):,} finished."
+    if scores := [record.headline for record in finished if record.headline is not None]:
+        metric = scores[0][0]
+        found = cell(summarize([value for _, value in scores], metric))
+        lead += f" Test {metric}: {found}{' %' * (metric == 'accuracy')}."
+    tables = [("", runs.run_table([record.to_dict() for record in finished]))] if finished else []
+    parts: dict[str, Any] = {"lead": [lead], "tables": tables}
+    return _page(f"Report on {name}", records, {name: finished}, (), columns, notes, calibration, **parts)
 
 
-def diagnosis_page(
-    found: Result, title: str | None = None, columns: Result | None = None, notes: Sequence[str] = ()
-) -> str:
+def diagnosis_page(found: Result, columns: Result | None = None, notes: Sequence[str] = ()) -> str:
     """The page of a diagnosis, from its plain data."""
     lines = found.get("reading") or diagnose.reading(found)
-    name, file = str(found.get("dataset") or "the data"), io.BytesIO()
-    diagnose.figure(found, name).savefig(file, format="svg")
-    figure = "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
-    parts = {"lead": lines[:1], "reading": lines[1:], "figure": figure}
-    tables = [("", table) for table in diagnose.tables(found)]
-    return _page(title or f"Diagnosis of {name}", (), {}, (), columns, notes, tables=tables, **parts)
+    names = [domain["name"] for domain in found["domains"]]
+    cosines = found["gradients"]["after training"]["matrix"]
+    parts: dict[str, Any] = {
+        "lead": lines[:1],
+        "reading": lines[1:],
+        "tables": [("", table) for table in diagnose.tables(found)],
+        "matrices": [
+            {
+                "title": "Domain (rows) as predicted from the inputs",
+                "names": names,
+                "rows": found["confusion"],
+            },
+            {"title": "Cosines of gradients after training", "names": names, "rows": cosines},
+        ],
+    }
+    if found["average"]:
+        gaps = {row["name"]: {**row, "mean": row["gap"]} for row in [*found["gaps"], found["average"]]}
+        metric = "accuracy" if found["task"] == "classification" else "R²"
+        parts["signed"] = charts.differences(gaps, metric) | {
+            "title": f"Generalization gap of {found['model']['name']}",
+            "note": "score in training minus that on the held-out domain",
+        }
+    title = f"Diagnosis of {found.get('dataset') or 'the data'}"
+    return _page(title, (), {}, (), columns, notes, **parts)
 
 
 def _page(
@@ -154,6 +146,7 @@ def _page(
     selected: Collection[str],
     columns: Result | None,
     notes: Sequence[str],
+    calibration: Result | None = None,
     **parts: Any,
 ) -> str:
     """The template with these parts; whatever goes into it is escaped, without control characters.
@@ -176,32 +169,21 @@ def _page(
     order = sorted(records, key=lambda r: (r.config.dataset, r.config.name, _held_out(r), r.config.seed))
     took = duration(sum(record.seconds for record in records))
     return template.get_template("page.html").render(
-        parts,
+        {"matrices": matrices} | parts,
         title=title,
         notes=notes,
         script=Markup(script),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         curves=charts.learning_curves(panels),
         agreement=agreement,
-        matrices=matrices,
+        calibration=model.calibration(calibration) if calibration else None,
         columns=columns and {"table": of_columns.table(columns), "warnings": of_columns.remarks(columns)},
-        runs=[(r, _held_out(r), _settings(r), r.config.identity in selected) for r in order],
+        runs=[(r, _held_out(r), dump_yaml(r.config.given()), r.config.identity in selected) for r in order],
         counted=f"{many(len(records), 'run')}, {took} of training. " if records else "",
         made=f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} with shoal {shoal.__version__}",
     )
 
 
 def _held_out(record: RunRecord) -> str:
-    config = record.config
-    names = config.data_options.get("held_out") or config.protocol.get("held_out")
-    names = [names] if isinstance(names, str) else names or record.scores.get("test", {}).get("domains", ())
-    return listed(list(map(str, names)))
-
-
-def _settings(record: RunRecord) -> list[str]:
-    """The fields of the configuration that are not at their defaults."""
-    lines = []
-    for name, value in record.config.given().items():
-        parts = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-        lines += [f"{k}: {v if isinstance(v, str) else json.dumps(v, default=str)}" for k, v in parts.items()]
-    return lines
+    names = record.config.held_out or record.scores.get("test", {}).get("domains", ())
+    return listed([names] if isinstance(names, str) else list(map(str, names)))

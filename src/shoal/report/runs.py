@@ -25,26 +25,21 @@ def run_table(records: Sequence[Mapping[str, Any]]) -> Table:
     A row for each split and metric, and for each domain.
     """
     scores = [record["history"][record["selected"]]["scores"] for record in records]
-    mean, titles = "", [f"seed {record['config']['seed']}" for record in records]
-    if len(records) > 1:
-        mean = ", mean ± sd"
-    else:
+    several, titles = len(records) > 1, [f"seed {record['config']['seed']}" for record in records]
+    if not several:
         scores, titles = [*scores, records[0]["history"][-1]["scores"]], ["at the last step"]
-    measured = any(content.get("metrics") for content in scores[0].values())
-    metric = next(iter(scores[0].values()))["metric"]
-    value = ["measure", f"value{mean}"] if measured else [f"{metric}{mean}"]
-    table = Table(["split", "domain", *value, *titles])
+    table = Table(["split", "domain", "metric", "value" if not several else "mean ± sd", *titles])
     for split, content in scores[0].items():
         some, every = content.get("sampled") or (0, 0)
         name, domains = f"{split} ({some:,} of {every:,})" if every else split, list(content["domains"])
-        shown = domains[:FEW] if len(domains) > MOST else domains
         rows = [("metrics", "all", metric, metric) for metric in content.get("metrics") or ()]
+        shown = domains[:FEW] if len(domains) > MOST else domains
         rows += [("domains", domain, content["metric"], domain) for domain in shown]
         for part, domain, metric, key in rows:
             values = [((s.get(split) or {}).get(part) or {}).get(key) for s in scores]
             whole = not any(v is None or math.isnan(v) for v in values)
-            cells = [plus_minus(values, 3) if whole else "–"] if mean else []
-            table.add(name, domain, *([metric] if measured else []), *cells, *map(number, values))
+            mean = [plus_minus(values, 3) if whole else "–"] if several else []
+            table.add(name, domain, metric, *mean, *map(number, values))
         if len(domains) > len(shown):
             table.add(name, f"… {len(domains) - FEW:,} more", *[""] * (len(table.columns) - 2))
     return table
@@ -62,15 +57,15 @@ def dataset_table(result: Result) -> Table:
 def overall_table(results: Sequence[Result]) -> Table:
     """The averages of every dataset of a sweep, and over those where they share a metric."""
     metrics = [result["metric"] for result in results]
-    shared = len(results) > 1 and len(set(metrics)) == 1
     columns = [f"{result['dataset']}, {_unit(result['metric'])}" for result in results]
-    table = Table(["algorithm", *columns, *([f"average, {_unit(metrics[0])}"] if shared else [])])
+    columns += [f"average, {_unit(metrics[0])}"] if len(set(metrics)) == 1 else []
+    table = Table(["algorithm", *columns])
     rows = [{row["algorithm"]: row["average"] for row in result["rows"]} for result in results]
     for name in dict.fromkeys(name for own in rows for name in own):
         averages = [own.get(name) for own in rows]
         mean = mean_of(a["mean"] if a and None not in a["values"] else None for a in averages)
         whole = {"values": [mean], "mean": mean, "se": None, "metric": metrics[0]}
-        table.add(name, *(cell(a, "se") for a in (*averages, *([whole] if shared else []))))
+        table.add(name, *(cell(a, "se") for a in [*averages, whole][: len(columns)]))
     return table
 
 
@@ -78,16 +73,15 @@ def sweep_notes(results: Sequence[Result]) -> list[str]:
     """How the numbers of a sweep were measured, and which are missing."""
     lines = []
     for result in results:
-        trials, missing = result["search"], result["missing"]
+        name, trials, missing = result["dataset"], result["search"], result["missing"]
         seeds = len(result["rows"][0]["average"]["values"])
         over = f"mean ± standard error over {seeds} seeds" if seeds > 1 else "one seed"
         search = f"selected from {trials} trials of random search" if trials > 1 else "with the defaults"
         unit = f"{_unit(result['metric'])} on the in-split of the held-out domain"
-        lines.append(f"{result['dataset']}: {unit}; {over}; {result['rule_name']} {search}.")
+        lines.append(f"{name}: {unit}; {over}; {result['rule_name']} {search}.")
         if diverged := sum(row["average"]["status"].get("diverged", 0) for row in result["rows"]):
-            lines.append(f"{result['dataset']}: cases without a score because runs diverged: {diverged}.")
-        if missing:
-            lines.append(f"{result['dataset']}: {len(missing):,} missing: {listed(missing)}.")
+            lines.append(f"{name}: cases without a score because runs diverged: {diverged}.")
+        lines += [f"{name}: {len(missing):,} missing: {listed(missing)}."] if missing else []
     return [clean(line) for line in lines]
 
 

@@ -61,13 +61,13 @@ class Table:
         """A ``tabular`` with the rules of booktabs; cells are text."""
         style = self._frame().style.hide(axis="index").format(escape="latex")
         sides = "".join("r" if right else "l" for right in self._right())
-        text: str = style.format_index(escape="latex", axis=1).to_latex(hrules=True, column_format=sides)
-        return text.strip()
+        return str(
+            style.format_index(escape="latex", axis=1).to_latex(hrules=True, column_format=sides)
+        ).strip()
 
     def html(self) -> str:
         """A ``table``; cells are text."""
-        text: str = self._frame().to_html(index=False, border=0)
-        return text
+        return str(self._frame().to_html(index=False, border=0))
 
     def _frame(self) -> Any:
         import pandas
