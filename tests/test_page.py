@@ -91,7 +91,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert (report.path, report.runs, report.notes) == (tmp_path / "report.html", 30, ())
     assert report.path.read_text(encoding="utf-8") == report.html
     found = Page(report.html)
-    assert found.shows("Report on my table.csv", "Use coral", "Expect accuracy", "coral − fish", "+2.0")
+    assert found.shows("Report on my table.csv", "Use coral", "Expect accuracy", "Compared with", "+2.0")
     assert found.shows("average accuracy", "worst domain", "coral recommended", "erm baseline")
     assert found.shows("Differences to coral", "By domain", "Protocol", "Not compared: irm (needs classes)")
     assert found.shows("Learning curves", "All runs", "30 runs")
@@ -108,7 +108,7 @@ def test_missing_failed_and_diverged_runs_and_damaged_files(tmp_path: Path) -> N
     assert (report.runs, len(report.notes), report.problems) == (11, 2, ())
     found = Page(report.html)
     assert found.shows("No recommendation yet: 2 of 12 runs are missing.", "Diverged runs", "fish 1")
-    assert found.shows("is not a run record", "Failed: erm on digits", "OSError: <no> space", "Traceback …")
+    assert found.shows("Failed: erm on digits", "OSError: <no> space", "is not a run record", "Traceback …")
     assert found.shows("All runs", "the loss was <nan>")
 
 
@@ -123,10 +123,12 @@ def test_a_sweep(tmp_path: Path) -> None:
     configs = [record.config for record in records]
     results = {rule: selection.sweep_results(configs, records, rule) for rule in ("training", "oracle")}
     (tmp_path / "sweep.json").write_text(json.dumps(results))
-    report = shoal.report(tmp_path, tmp_path / "page.html", title="Ours")
+    report = shoal.report(tmp_path, tmp_path / "page.html")
     assert report.runs == 8
     found = Page(report.html)
-    assert found.shows("Ours", "digits, training-domain validation", "average, accuracy (%)", "erm", "32.5")
+    assert found.shows(
+        "Sweep of digits", "digits, training-domain validation", "average, accuracy (%)", "erm", "32.5"
+    )
     assert found.shows("test-domain validation (oracle)", "Learning curves", "fish on digits", "8 runs")
 
 
@@ -146,7 +148,7 @@ def test_the_runs_of_a_training(tmp_path: Path) -> None:
     found = Page(shoal.report(tmp_path).html)
     assert found.shows("fish on digits", "Test accuracy: 51.0 ± 1.4 %", "seed 0", "seed 1", "0.510 ± 0.014")
     assert found.shows("Learning curves", "Gradient agreement", "seed 1, step 20", "0.25", "–")
-    assert found.shows("Settings", "data_options.held_out: a", "Environment", "device cpu")
+    assert found.shows("Settings", "data_options: held_out: a", "Environment", "device cpu")
     alone = Page(page.runs_page([made()]))
     assert "at the last step" in alone.text
     assert "Gradient agreement" not in alone.text
@@ -158,7 +160,7 @@ def test_a_diagnosis(tmp_path: Path) -> None:
     shoal.diagnose((x, rng.integers(0, 2, 80), site), out=tmp_path, progress=False)
     found = Page(shoal.report(tmp_path).html)
     assert found.shows("Diagnosis of", "Detected: input shift", "Tables", "domain", "north", "test for")
-    assert any(value.startswith("data:image/svg+xml") for _, value in found.attributes)
+    assert found.shows("Domain by domain", "as predicted from the inputs", "north", "Cosines of gradients")
 
 
 def test_columns_are_shown_with_their_warnings_first(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_a_page_is_safe_and_needs_nothing_else(tmp_path: Path) -> None:
     domains = [*NASTY, "long " * 60]
     records = [*(made("erm", 0, 0.5, d) for d in domains), *(made("fish", 0, 0.6, d) for d in domains)]
     compared(tmp_path / "<script>alert(3)<", records, title=NASTY[0])
-    for html in (shoal.report(tmp_path / "<script>alert(3)<").html, page.runs_page(nasty(), NASTY[0])):
+    for html in (shoal.report(tmp_path / "<script>alert(3)<").html, page.runs_page(nasty(), notes=NASTY)):
         found = Page(html)
         assert (found.tags.count("script"), found.tags.count("style")) == (1, 1)
         assert not {"img", "b"} & set(found.tags)
@@ -257,7 +259,6 @@ def test_one_far_off_row_leaves_the_others_their_scale() -> None:
     at = {r["name"]: r["marks"][-1] for r in chart["rows"]}
     assert at["fish"]["x"] - at["coral"]["x"] > 25  # percent of the width
     assert "beyond" in at["majority"]["look"]
-    assert not charts.differences(near, "accuracy")["beyond"]
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -199,7 +199,6 @@ def test_regression_is_in_units_of_r2(shifted: bool) -> None:
     assert result["domains"][0]["labels"]["mean"] == pytest.approx(y[:100].mean(), abs=1e-3)
     assert (result["average"]["gap"] > 0.2) == shifted
     assert "R², in training" in view.text(result)
-    assert view.figure(result)
 
 
 @pytest.mark.parametrize("numeric", [False, True])
@@ -215,7 +214,6 @@ def test_without_a_model_that_has_learned_there_is_no_gap(numeric: bool) -> None
     assert "No generalization gap is reported" in " ".join(view.reading(result))
     assert not any("use ERM" in line for line in view.reading(result))
     assert len(view.tables(result)) == 2
-    assert view.figure(result)
 
 
 def test_columns_that_differ_in_level_spread_or_missing_values_are_named() -> None:
@@ -316,7 +314,7 @@ def test_the_function_takes_frames_files_arrays_names_and_datasets(tmp_path: Pat
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (frame(), {"label": "ill"}, "domain: specify the column"),
+        (frame(), {"label": "ill"}, "domain=COLUMN"),
         (frame(), {"label": "ill", "domain": "sit"}, "Did you mean 'site'"),
         (frame(), {"label": "ill", "domain": "site", "drop": 0.5}, "no column '0.5'"),
         ("linear", {"label": "ill"}, "label: is for tables"),
@@ -334,9 +332,8 @@ def test_a_diagnosis_shows_and_saves_itself(tmp_path: Path, capsys: pytest.Captu
     out = tmp_path / "out"
     result = shoal.diagnose(planted("labels", name="<script>$x$"), **FAST | {"out": out})
     assert capsys.readouterr() == ("", "")
-    assert {path.name for path in result.files} == {"diagnosis.json", "diagnosis.png", "diagnosis.svg"}
-    assert (out / "diagnosis.png").stat().st_size > 10_000
-    assert "<script" not in (out / "diagnosis.svg").read_text(encoding="utf-8").replace("<!-- <script", "")
+    assert {path.name for path in result.files} == {"diagnosis.json", "report.html"}
+    assert "&lt;script&gt;$x$" in (out / "report.html").read_text(encoding="utf-8")
     saved = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
     assert saved == json.loads(json.dumps(result.to_dict()))
     assert saved["reading"][0] == "Detected: label shift."
@@ -348,4 +345,4 @@ def test_a_diagnosis_shows_and_saves_itself(tmp_path: Path, capsys: pytest.Captu
     assert result.to_frame("gaps")["name"].tolist() == [g["name"] for g in result.result["gaps"]]
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="out"):
-        result.save(tmp_path / "file")
+        shoal.diagnose(planted("labels"), **FAST | {"out": tmp_path / "file"})

@@ -247,7 +247,7 @@ def compare(
             write_atomically(folder / "columns.json", dump_json(columns))
             notes = [*notes, *_leaks(columns)]
         about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned, "cautions": notes}
-        show(*source.notes(), plan)
+        show(*(source.notes() if full["progress"] else ()), plan)
         found = _raced(race, folder, full, about, show, budget)
         return _fitted(found, fit, show)
 
@@ -371,7 +371,7 @@ def _raced(
             _save(folder, result)
             text = f"interrupted. The results {done} are in {folder}; the same command resumes."
             raise Interrupted(text, stop.signal) from stop
-        result = race.close(stage, store.found, failed) | about
+        result = race.close(stage, store.found, failed) | dict(about)
         if number + 1 < len(stages):
             _save(folder, result)
         if new and number + 1 < len(stages):

@@ -131,7 +131,7 @@ def diagnose(
         source, loaded = _load(data, options)
         if out is not None:
             make_folder(out, source.given)
-        show(*source.notes())
+        show(*(source.notes() if progress else ()))
     state: tuple[float, None, str] = (0.0, None, "")
 
     def on_progress(phase: str, done: int, total: int) -> None:

@@ -171,8 +171,8 @@ def train(
         method = config.name.lower() if "." in config.algorithm else config.algorithm
         name = f"{method}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
         folder = Path(out or Path("runs") / name)
-        show(*source.notes(), rate)
         make_folder(folder, source.given, run=not seeds)
+        show(*(source.notes() if full["progress"] else ()), rate)
         same = {name: value for name, value in full.items() if name in EXECUTION - {"wandb"}}
         try:
             if seeds:

@@ -109,7 +109,7 @@ def recommended(result: Result) -> list[str]:
         f"{score(worst['mean'])}).",
     ]
     for other in {other["to"]: other for other in (reference, best) if other}.values():
-        lines.append(f"Its difference to {other['to']} is {gap(other)}.")
+        lines.append(f"Compared with {other['to']}, {nearest} has {gap(other)}.")
     if (least := about["detectable"]) is not None:
         more = f"With {domains} domains, differences below {score(least)}{points} usually go unnoticed"
         if needed := about["domains_needed"]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import shoal
 from shoal.experiments.progress import duration
-from shoal.experiments.recommend import over_domains
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import summarize
 from shoal.files import dump_yaml
@@ -37,6 +36,8 @@ def comparison_page(
     ``columns`` is the report on the columns of a table, ``notes`` names files that could not be read,
     ``importance`` is that of the columns, and ``calibration`` that of the model that was trained.
     """
+    from shoal.experiments.recommend import over_domains
+
     rows, held_out, metric = {r["algorithm"]: r for r in result["rows"]}, result["held_out"], result["metric"]
     about = result.get("recommendation") or {}
     first = about.get("nearest") or result["baseline"] or next(iter(rows))
