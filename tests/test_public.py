@@ -35,6 +35,7 @@ MODULES = (
 PARTLY = {
     "optim": ("Fish",),
     "training.averaging": ("average_weights",),
+    "training.metrics": ("Metric", "Outcome", "metric"),
     "training.callbacks": ("Callback",),
     "experiments.config": ("read_config",),
     "experiments.execute": ("execute",),
