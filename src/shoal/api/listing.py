@@ -154,10 +154,12 @@ def _settings(declared: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
     and tables, and for large images and pretrained models where that differs."""
     found = {}
     for name, setting in declared.items():
-        small, large = (dict(setting.space(size) or {}) for size in ("small", "large"))
-        spaces = {"search": small} if large == small else {"search": small, "search for large images": large}
+        small, large = setting.space("small"), setting.space("large")
         found[name] = {"default": setting.default, "allowed": setting.words()}
-        found[name] |= {what: space for what, space in spaces.items() if space}
+        if small:
+            found[name]["search"] = {what: value for what, value in small.items() if what != "default"}
+        if large != small:
+            found[name]["search for large images"] = large
     return found
 
 
