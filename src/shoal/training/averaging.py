@@ -109,26 +109,20 @@ class RunningMean:
 
 class SWAD:
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
-    Seeking Flat Minima, 2021).
+    Seeking Flat Minima, 2021), as in the authors' program (khanrc/swad, ``LossValley``).
 
     The steps from one evaluation to the next are a segment; ℓ_i is the validation loss at the end of segment
     i, the mean over domains. Averaging starts at the first segment s with ℓ_s = min(ℓ_s, …, ℓ_t),
     t = s + N_s − 1; a segment is over the limit if ℓ_i > ``ratio`` · mean(ℓ_s, …, ℓ_t); averaging, and the
     training, end when the last N_e segments all are. N_s is ``converge``, N_e > N_s is ``tolerate``.
 
-    As in the authors' program (khanrc/swad, ``LossValley``), it is a mean of segments' means, in which every
-    segment counts as one, however many steps it has, and some count more than once. Let Q be the last N_e
-    segments at any time.
-
-    - At t: of the first N_e − N_s + 1 segments of Q, which end with s where Q is full, those after the first,
-      or after the one that follows the last over the limit. If there are none the mean is segment s, until
-      another is added.
-    - At each later evaluation at which Q does not begin before s: the first of Q.
-    - At the end, unless averaging has ended: those of Q after the first, up to the last one within the limit.
-    - If there is no s: the last segment alone.
-
-    A loss that is not finite is over any limit and left out of the mean loss (in the released program NaN
-    counts as the lowest loss).
+    The result is the mean of segments' means, in which some segments count more than once. Let Q be the last
+    N_e segments at any time. At t the first N_e − N_s + 1 segments of Q count, but for the first, or for all
+    up to the one that follows the last over the limit; if that leaves none, segment s stands in until another
+    counts. At each later evaluation at which Q does not begin before s, the first of Q counts. At the end,
+    unless averaging has ended, those of Q after the first count, up to the last one within the limit. Without
+    s the result is the last segment alone. A loss that is not finite is over any limit and left out of the
+    mean loss (in the released program NaN counts as the lowest loss).
     """
 
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
@@ -312,20 +306,22 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     sums: dict[str, Tensor] = {}
     count = 0
     for count, state in enumerate(states, 1):
-        if count == 1:
-            first = {name: value.detach() for name, value in state.items()}
-            wide = {
-                n: torch.promote_types(v.dtype, widest(v.device)) for n, v in first.items() if _floating(v)
-            }
-            sums = {name: torch.zeros_like(first[name], dtype=kind) for name, kind in wide.items()}
+        first = first or {name: value.detach() for name, value in state.items()}
         for name in {**first, **state}:
-            if name not in first or name not in state or not _same_kind(first[name], state[name]):
+            a, b = first.get(name), state.get(name)
+            if (
+                a is None
+                or b is None
+                or a.shape != b.shape
+                or not (_floating(a) or a.numel() == 1 or a.equal(b))
+            ):
                 raise InputError(
                     f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, has another "
                     "shape, or holds other whole numbers."
                 )
-        for name, total in sums.items():
-            total += state[name].to(total)
+            if _floating(a):
+                wide = b.to(a.device, torch.promote_types(a.dtype, widest(a.device)))
+                sums[name] = sums[name] + wide if name in sums else wide
     if not count:
         raise InputError("states is empty; it must contain at least one state dict.")
     return {n: (sums[n] / count).to(v.dtype) if n in sums else v.clone() for n, v in first.items()}
@@ -333,13 +329,6 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
 def _floating(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
-
-
-def _same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors can be averaged; whole numbers must be the same, but counters need not be."""
-    if a.shape != b.shape or _floating(a) != _floating(b):
-        return False
-    return _floating(a) or a.numel() == 1 or torch.equal(a, b.to(a))
 
 
 @torch.no_grad()

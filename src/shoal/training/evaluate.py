@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import MetaBatch, Task, known_labels, widest
+from shoal.data.batch import MetaBatch, Task, widest
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
@@ -186,9 +186,8 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         limits = self.limits or {}
-        labels = class_labels(self.examples) if limits and self.task.is_classification else None
         self.sets = {
-            name: _Set.of(sample(d, limits[name], labels) if name in limits else d, d)
+            name: _Set.of(sample(d, limits[name]) if name in limits else d, d)
             for name, d in self.splits.items()
         }
         self.which = {name: own.which for name, own in self.sets.items()}
@@ -359,31 +358,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def class_labels(examples: Any) -> np.ndarray | None:
-    """The class of every example, −1 where it is unknown; ``None`` where none is known without reading."""
-    labels = known_labels(examples)
-    return labels if labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1 else None
-
-
-def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Domains:
+def sample(domains: Domains, limit: int) -> Domains:
     """About ``limit`` examples, equally many from each domain, chosen at random and the same ones every time.
 
-    What is chosen depends on the examples' numbers alone, not on a seed. Each class gets its share of a
-    domain's sample, up to one example: of its examples, ordered by class and at random within a class, every
-    n-th is taken.
+    What is chosen depends on the examples' numbers alone, not on a seed.
     """
     each, numbers = max(1, -(-limit // len(domains))), np.arange(len(domains))
     if len(domains) > (most := max(limit, MOST_DOMAINS)):
         numbers = np.sort(np.argsort(key(SAMPLE, numbers), kind="stable")[:most])
     found = {}
-    for number in numbers:
-        own = domains.indices_of(int(number)).astype(np.int64)
-        if len(own) > each:
-            chance = key(SAMPLE, own)
-            own = own[np.lexsort((chance,) if labels is None else (chance, labels[own]))]
-            offset = float(key(SAMPLE, int(number), each)[0]) / 2.0**64
-            own = own[((np.arange(each) + offset) * len(own) / each).astype(np.int64)]
-        found[domains.names[number]] = np.sort(own)
+    for number in numbers.tolist():
+        own = domains.indices_of(number)
+        chosen = np.argsort(key(SAMPLE, own.astype(np.int64)), kind="stable")[:each]
+        found[domains.names[number]] = np.sort(own[chosen])
     return Domains.from_indices(found)
 
 

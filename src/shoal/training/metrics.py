@@ -34,32 +34,29 @@ NONE: Array = np.empty(0)
 
 
 class Outcome(NamedTuple):
-    """The results on the examples of a split, in order; arrays that no metric uses may be empty.
-
-    Attributes:
-        y: labels.
-        groups: groups, whose indices are positions in the other arrays.
-        points: score of each example: 1 if the class is correct, otherwise 0; with several labels the
-            fraction that is correct; in regression the mean squared error.
-        predicted: predicted classes; in the multi-label task 0 or 1 for each label.
-        output: outputs of the model: numbers, or in classification a score for each class.
-        loss: loss, a mean over domains.
-        uncounted: groups that are not considered for the worst group.
-        weights: how many labels of each example are not ignored, if these numbers differ.
-        counts: (n, 3, classes): positions of an example that are correct, true and predicted in each class.
-        full_sizes: number of examples of each group, if only a sample of them is here.
-    """
+    """The results on the examples of a split, in order; arrays that no metric uses may be empty."""
 
     y: Array
+    """Labels."""
     groups: Domains
+    """Groups, whose indices are positions in the other arrays."""
     points: Array
+    """Score of each example: 1 if the class is correct, otherwise 0; with several labels the fraction that is
+    correct; in regression the mean squared error."""
     predicted: Any = NONE
+    """Predicted classes; in the multi-label task 0 or 1 for each label."""
     output: Array = NONE
+    """Outputs of the model: numbers, or in classification a score for each class."""
     loss: float | None = None
+    """Loss, a mean over domains."""
     uncounted: frozenset[str] = frozenset()
+    """Groups that are not considered for the worst group."""
     weights: Array | None = None
+    """How many labels of each example are not ignored, if these numbers differ."""
     counts: Array = NONE
+    """(n, 3, classes): positions of an example that are correct, true and predicted in each class."""
     full_sizes: Array | None = None
+    """Number of examples of each group, if only a sample of them is here."""
 
     @property
     def average(self) -> float:
@@ -115,23 +112,18 @@ def _mean(values: Array, weights: Array | None = None) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the results on a split.
-
-    Attributes:
-        name: name.
-        compute: function that computes it from an :class:`Outcome`.
-        tasks: kinds of task that it supports; none: all.
-        needs: part of an :class:`Outcome` that it uses: points, class, output, counts or loss.
-        higher: whether higher is better.
-        over_groups: for a metric of groups: function of the values of the groups that count.
-    """
+    """A metric of the results on a split."""
 
     name: str
     compute: Callable[[Outcome], Any]
     tasks: tuple[str, ...] = ()
+    """Kinds of task that it supports; none: all."""
     needs: str = "points"
+    """Part of an :class:`Outcome` that it uses: points, class, output, counts or loss."""
     higher: bool = True
+    """Whether higher is better."""
     over_groups: Callable[[Array], Any] | None = None
+    """For a metric of groups: function of the values of the groups that count."""
 
     def __call__(self, outcome: Outcome) -> float:
         if self.over_groups is None:
@@ -218,10 +210,6 @@ def _iou(o: Outcome) -> float:
     return _mean(right[some] / (true + claimed - right)[some])
 
 
-def _absolute_error(o: Outcome) -> Any:
-    return np.abs(_columns(o.output) - _columns(o.y)).mean()
-
-
 def _r_squared(o: Outcome) -> Any:
     from sklearn.metrics import r2_score
 
@@ -262,23 +250,16 @@ _EVERY = (
     Metric("mean average precision", _average_precision, ("multilabel",), "output"),
     Metric("mse", _points, REGRESSION, higher=False),
     Metric("worst-group mse", _points, REGRESSION, higher=False, over_groups=np.max),  # NaN if one is
-    Metric("MAE", _absolute_error, REGRESSION, "output", False),
+    Metric("MAE", lambda o: np.abs(_columns(o.output) - _columns(o.y)).mean(), REGRESSION, "output", False),
     Metric("R²", _r_squared, REGRESSION, "output"),
     Metric("Pearson r", _pearson, REGRESSION, "output"),
     Metric("worst-group Pearson r", _pearson, REGRESSION, "output", over_groups=np.nanmin),
     Metric("loss", lambda o: math.nan if o.loss is None else o.loss, (), "loss", False),
 )
 METRICS = {each.name: each for each in _EVERY}
-UNDEFINED = {
-    "AUC": "all its examples are of one class, or an output is not finite",
-    "quadratic weighted kappa": "all is of one class",
-    "mean average precision": "no label is 1 in some example",
-    **dict.fromkeys(
-        ("R²", "Pearson r", "worst-group Pearson r"),
-        "predictions or truths are all equal, or one is not finite",
-    ),
-}
-"""Why a metric may have no value."""
+UNDEFINED = {"AUC", "quadratic weighted kappa", "mean average precision"}
+UNDEFINED |= {"R²", "Pearson r", "worst-group Pearson r"}
+"""Metrics without a value where labels (or predictions) are all equal."""
 
 
 def metric(wanted: str | Function) -> Metric:
@@ -335,6 +316,6 @@ def choose_metrics(
 
 def why_missing(split: str, values: Mapping[str, float | None]) -> list[str]:
     """A sentence for each metric of a split that has no value."""
-    missing = [name for name, value in values.items() if value is None]
-    reasons = {name: UNDEFINED.get(name, "it is not a finite number") for name in missing}
+    equal = "labels or predictions are all equal, or an output is not finite"
+    reasons = {n: equal if n in UNDEFINED else "it is not finite" for n, v in values.items() if v is None}
     return [f"{name} of {split} is undefined: {why}." for name, why in reasons.items()]
