@@ -309,12 +309,7 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
         first = first or {name: value.detach() for name, value in state.items()}
         for name in {**first, **state}:
             a, b = first.get(name), state.get(name)
-            if (
-                a is None
-                or b is None
-                or a.shape != b.shape
-                or not (_floating(a) or a.numel() == 1 or a.equal(b))
-            ):
+            if a is None or b is None or not _alike(a, b):
                 raise InputError(
                     f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, has another "
                     "shape, or holds other whole numbers."
@@ -329,6 +324,13 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
 def _floating(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors can be averaged; whole numbers must be the same, but counters need not be."""
+    if a.shape != b.shape or _floating(a) != _floating(b):
+        return False
+    return _floating(a) or a.numel() == 1 or torch.equal(a, b.to(a))
 
 
 @torch.no_grad()
