@@ -152,8 +152,8 @@ def _outputs_of(fold: _Fold) -> tuple[Array, Array]:
     setup.model.load_state_dict(model.model.state_dict())
     evaluator = setup.evaluator_of(["test"], {"test": EXAMPLES})
     with closing(evaluator.loader):
-        found = evaluator.rows(setup.model, ["output", "y"])["test"]
-    return found["output"], found["y"]
+        found = evaluator.outcomes(setup.model)["test"]
+    return cast(Array, found.output), found.y
 
 
 def _outputs(model: Any, x: torch.Tensor) -> Array:
@@ -186,11 +186,8 @@ def _worse(fold: _Fold, metric: Metric, domain: str, rows: Array, places: Sequen
         labels, output = y[some], output.reshape(len(rows), -1)[some]
         groups = Domains.from_sizes({domain: len(some)})
         if data.classes is None:
-            output = output[:, 0]
-            outcome = Outcome(labels, groups, np.square(output.astype(float) - labels), output=output)
-            return metric(outcome.in_units(*data.label_scale))
-        predicted = output.argmax(1)
-        return metric(Outcome(labels, groups, (predicted == labels).astype(float), predicted, output))
+            return metric(Outcome(labels, output[:, 0], groups).in_units(*data.label_scale))
+        return metric(Outcome(labels, output.argmax(1), groups, output))
 
     def worse(some: Array) -> float:
         first, *others = (score(output, some) for output in every)

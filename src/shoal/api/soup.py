@@ -274,7 +274,7 @@ def _evaluate(
             if batchnorm_in_training(model):
                 training.selection.refresh()
             model.eval()
-            evaluator = training.setup.evaluator_of(splits, limit and dict.fromkeys(splits, limit))
+            evaluator = training.setup.evaluator_of(splits, dict.fromkeys(splits, limit) if limit else {})
             with contextlib.closing(evaluator.loader):
                 return evaluator(model)
 

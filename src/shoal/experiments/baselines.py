@@ -306,19 +306,12 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
     for split, domains in data.splits.items():
         which = domains.examples()
         truth, output = y[which], outputs[which]
-        predicted = output.argmax(1) if data.classes is not None else None
-        points = np.square(output.astype(np.float64) - truth) if predicted is None else predicted == truth
-        loss = points if predicted is None else -output[np.arange(len(truth)), truth]
+        predicted = output.argmax(1) if data.classes is not None else output
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        outcome = Outcome(
-            y=truth,
-            groups=groups,
-            points=points.astype(np.float64),
-            predicted=predicted,
-            output=output,
-            loss=mean_over_domains("loss", group_means(groups, loss)),
-            uncounted=data.uncounted,
-        ).in_units(*data.label_scale)
+        outcome = Outcome(truth, predicted, groups, output, uncounted=data.uncounted)
+        losses = outcome.points if data.classes is None else -output[np.arange(len(truth)), truth]
+        loss = mean_over_domains("loss", group_means(groups, losses))
+        outcome = replace(outcome, loss=loss).in_units(*data.label_scale)
         scores[split] = scored(outcome, data.task.kind, metrics, selects, by_domain=split == "test")
     return scores
 

@@ -111,7 +111,6 @@ def calibrated(setup: Setup) -> dict[str, Any] | None:
         return None
     evaluator = setup.evaluator_of(["validation"], {"validation": EXAMPLES})
     with contextlib.closing(evaluator.loader):
-        rows = evaluator.rows(setup.model, ["output", "y"])["validation"]
-    logits, labels = rows["output"], rows["y"]
-    known = (labels >= 0) & (labels < logits.shape[1]) & np.isfinite(logits).all(1)
-    return calibration(logits[known], labels[known]) if known.any() else None
+        found = evaluator.outcomes(setup.model)["validation"]
+    known = np.isfinite(found.output).all(1)
+    return calibration(found.output[known], found.y[known]) if known.any() else None

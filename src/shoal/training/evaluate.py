@@ -6,30 +6,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import MetaBatch, Task, widest
+from shoal.data.batch import MetaBatch, Task
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
-from shoal.data.sampler import key
 from shoal.errors import InputError, unknown_name
 from shoal.losses import find_terms
 from shoal.models.calling import call
-from shoal.training.metrics import METRICS, NONE, Metric, Outcome, default_metric, mean_over_domains
+from shoal.training.metrics import METRICS, Array, Metric, Outcome, default_metric, mean_over_domains
 from shoal.training.processes import Processes
 
 MOST_DOMAINS = 5000
 """A sample of a split with more domains than this, and than its limit, is of some of the domains only."""
 FEW_DOMAINS = 1000
 """Metrics in each domain are computed of test splits with no more domains."""
-SAMPLE = 41  # what a key is for
-Rows = dict[str, np.ndarray]
-"""What is known of the examples of a split: arrays with a row for each."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +126,11 @@ def scored(
     metrics, groups = list(metrics), outcome.groups
     each: dict[str, dict[str, float | None]] = {}
     if by_domain and 1 < len(groups) <= FEW_DOMAINS:
-        within = [m for m in metrics if m.name in METRICS and m.over_groups is None and m.needs != "loss"]
-        each = {m.name: {} for m in within}
-        for number, name in enumerate(groups.names):
-            which = groups.indices_of(number)
-            one = outcome.rows(which, Domains.from_sizes({name: len(which)}))
-            for m in within:
-                each[m.name][name] = value if math.isfinite(value := m(one)) else None
+        single = {name: outcome.of_group(number) for number, name in enumerate(groups.names)}
+        for m in metrics:
+            if m.name in METRICS and m.over_groups is None and m.name != "loss":
+                values = {name: m(one) for name, one in single.items()}
+                each[m.name] = {name: v if math.isfinite(v) else None for name, v in values.items()}
     return Scores(
         metric=default_metric(kind),
         names=tuple(groups.names),
@@ -174,7 +168,7 @@ class Evaluator:
     loss: Loss | None = None
     batch_size: int = 1024
     workers: int = 0
-    limits: Mapping[str, int] | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     processes: Processes = field(default_factory=lambda: Processes("cpu"))
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     metrics: Sequence[Metric] = ()
@@ -185,12 +179,11 @@ class Evaluator:
     label_scale: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        limits = self.limits or {}
-        self.sets = {
-            name: _Set.of(sample(d, limits[name]) if name in limits else d, d)
-            for name, d in self.splits.items()
+        self.domains = {
+            name: sample(domains, self.limits[name]) if name in self.limits else domains
+            for name, domains in self.splits.items()
         }
-        self.which = {name: own.which for name, own in self.sets.items()}
+        self.which = {name: domains.examples() for name, domains in self.domains.items()}
         self.terms = None if self.loss is None else find_terms(self.loss)
         index, count = self.processes.index, self.processes.count
         self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, self.batch_size)
@@ -204,54 +197,35 @@ class Evaluator:
         )
 
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
-        wanted = {m.needs for m in self.metrics} & {"class", "output"}
-        wanted |= {"y"} if wanted else set()
-        wanted |= {"loss"} if self.loss is not None else set()
-        found = self.rows(model, ["points", *sorted(wanted)])
-        return {name: self._scores(name, rows) for name, rows in found.items()}
+        """The scores on every split."""
+        outcomes = self.outcomes(model, outputs=any(m.outputs for m in self.metrics))
+        found = {}
+        for name, outcome in outcomes.items():
+            part, whole = len(self.which[name]), len(self.splits[name].examples())
+            sampled = (part, whole) if part < whole else None
+            by_domain = name == "test"
+            found[name] = scored(outcome, self.task.kind, self.metrics, self.selects, sampled, by_domain)
+        return found
 
-    def rows(self, model: nn.Module, wanted: Sequence[str]) -> dict[str, Rows]:
-        """What is wanted of the examples of every split, in order of index.
-
-        Args:
-            model: model to evaluate.
-            wanted: ``output``, ``y`` (labels), ``class`` (what is predicted: the class, or 0 or 1 for each of
-                several labels; in regression the output), and what scores are computed from: ``points`` and
-                ``loss``.
-        """
-        index, count = self.processes.index, self.processes.count
-        parts: dict[str, dict[str, list[Tensor]]] = {s: {w: [] for w in wanted} for s in self.sets}
-        done = dict.fromkeys(self.sets, 0)
+    def outcomes(self, model: nn.Module, outputs: bool = True) -> dict[str, Outcome]:
+        """The results on the examples of every split, in order of index; ``outputs``: with all outputs."""
+        count, parts = self.processes.count, {split: list[dict[str, Tensor]]() for split in self.splits}
+        done = dict.fromkeys(self.splits, 0)
         with torch.inference_mode(), evaluating(model):
             for (split, size), batch in zip(self.plan.batches, self.loader, strict=True):
-                own = self.sets[split]
-                self.watch(split, done[split] * count, len(own.which))
-                domain = own.domain[index::count][done[split] : done[split] + size]
-                for what, rows in self._batch_rows(model, batch, domain, wanted).items():
-                    parts[split][what].append(rows)
+                self.watch(split, done[split] * count, len(self.which[split]))
+                parts[split].append(self._columns(model, batch, outputs))
                 done[split] += size
-            found = {
-                s: {w: torch.cat(p).cpu().numpy() for w, p in own.items() if p} for s, own in parts.items()
+            columns = {
+                split: {name: torch.cat([b[name] for b in batches]).cpu().numpy() for name in batches[0]}
+                for split, batches in parts.items()
+                if batches
             }
-        return found if count == 1 else self._gathered(found)
+        return {split: self._outcome(split, own) for split, own in self._gathered(columns).items()}
 
-    def _gathered(self, found: dict[str, Rows]) -> dict[str, Rows]:
-        """The rows of all processes, of which each has every n-th."""
-        every: list[Any] = [None] * self.processes.count
-        torch.distributed.all_gather_object(every, found)
-        for split, first in every[0].items():
-            for what, some in first.items():
-                whole = np.zeros((len(self.sets[split].which), *some.shape[1:]), some.dtype)
-                for index, other in enumerate(every):
-                    whole[index :: len(every)] = other[split].get(what, 0)
-                first[what] = whole
-        result: dict[str, Rows] = every[0]
-        return result
-
-    def _batch_rows(
-        self, model: nn.Module, batch: MetaBatch, domain: np.ndarray, wanted: Sequence[str]
-    ) -> dict[str, Tensor]:
-        y, kind, wide = batch.y, self.task.kind, widest(batch.y.device)
+    def _columns(self, model: nn.Module, batch: MetaBatch, outputs: bool) -> dict[str, Tensor]:
+        """What is known of each example of a batch."""
+        y, kind = batch.y, self.task.kind
         try:
             with self.autocast():
                 output = full_precision(call(model, batch.x))
@@ -260,75 +234,60 @@ class Evaluator:
                 f"{self.batch_size:,} examples per evaluation batch do not fit in memory; set a smaller one.",
                 "eval_batch",
             ) from error
-        if kind == "regression":
-            predicted, score = output, (output - y).square()
-        else:
+        predicted = output
+        if kind != "regression":
             predicted = ((output > 0) if kind == "multilabel" else output.argmax(1)).int()
-            score = predicted == y
-        points = score.to(wide).reshape(len(y), -1).mean(1)
-        found = {"y": y, "output": output, "class": predicted, "points": points}
-        if "loss" in wanted:
-            found["loss"] = self._losses(output, batch, domain).to(wide)
-        return {what: found[what] for what in wanted}
-
-    def _losses(self, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
-        """(B, 2): the loss of each example and what the mean divides it by.
-
-        Of a loss whose terms are not known, each example gets the loss of those of its domain in the batch.
-        """
+        found = {"y": y, "predicted": predicted}
+        if outputs or (self.loss is not None and self.terms is None):
+            found["output"] = output
         if self.terms is not None:
-            both = torch.stack([self.terms.sums(output, batch.y), self.terms.counts(batch.y)], 1)
-            return both if batch.weight is None else both * batch.weight[:, None]
-        assert self.loss is not None
-        both = torch.ones(len(batch.y), 2, dtype=widest(batch.y.device), device=batch.y.device)
-        for number in np.unique(domain):
-            rows = torch.from_numpy(domain == number).to(batch.y.device)
-            both[rows, 0] = self.loss(output[rows], batch.y[rows]).to(both.dtype)
-        return both
+            sums = torch.stack([self.terms.sums(output, y), self.terms.counts(y).to(output.dtype)], 1)
+            found["loss"] = sums if batch.weight is None else sums * batch.weight[:, None]
+        return found
 
-    def _scores(self, name: str, rows: Rows) -> Scores:
-        own, loss = self.sets[name], None
-        if "loss" in rows:  # sums and what they are divided by, of each domain
-            every, starts = rows["loss"][own.groups.indices], own.groups.offsets[:-1]
-            sums, counts = np.add.reduceat(every, starts).T
-            loss = mean_over_domains("loss", sums[counts > 0] / counts[counts > 0])
-        outcome = Outcome(
-            y=rows.get("y", NONE),
-            groups=own.groups,
-            points=rows["points"],
-            predicted=rows.get("class", NONE),
-            output=rows.get("output", NONE),
-            loss=loss,
-            uncounted=self.uncounted,
-            full_sizes=own.full_sizes,
-        ).in_units(*self.label_scale)
-        return scored(outcome, self.task.kind, self.metrics, self.selects, own.sampled, name == "test")
+    def _gathered(self, own: dict[str, dict[str, Array]]) -> dict[str, dict[str, Array]]:
+        """The columns of all processes, of which each has every n-th example."""
+        if self.processes.count == 1:
+            return own
+        every: list[Any] = [None] * self.processes.count
+        torch.distributed.all_gather_object(every, own)
+        for split, columns in every[0].items():
+            for name, column in columns.items():
+                whole = np.zeros((len(self.which[split]), *column.shape[1:]), column.dtype)
+                for index, other in enumerate(every):
+                    if split in other:  # there may be fewer examples than processes
+                        whole[index :: len(every)] = other[split][name]
+                columns[name] = whole
+        found: dict[str, dict[str, Array]] = every[0]
+        return found
 
-
-class _Set(NamedTuple):
-    """The examples of a split that are scored, in the order of their indices."""
-
-    which: np.ndarray
-    """Their indices."""
-    groups: Domains
-    """The domains, as positions among them."""
-    domain: np.ndarray
-    """The domain of each, or one of its domains."""
-    sampled: tuple[int, int] | None = None
-    """How many of how many, where it is not all of them."""
-    full_sizes: np.ndarray | None = None
-    """Number of examples of each domain, where only a sample is scored."""
-
-    @classmethod
-    def of(cls, domains: Domains, full: Domains) -> _Set:
-        which = domains.examples()
+    def _outcome(self, split: str, columns: Mapping[str, Array]) -> Outcome:
+        domains, full, which = self.domains[split], self.splits[split], self.which[split]
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        domain = np.zeros(len(which), np.int64)
-        domain[groups.indices] = np.repeat(np.arange(len(domains)), domains.sizes)
-        if domains is full or (every := len(full.examples())) == len(which):
-            return cls(which, groups, domain)
-        sizes = full.sizes[[full.number(name) for name in domains.names]]
-        return cls(which, groups, domain, (len(which), every), sizes)
+        sizes = None if domains is full else full.sizes[[full.number(name) for name in domains.names]]
+        outcome = Outcome(
+            y=columns["y"],
+            predicted=columns["predicted"],
+            groups=groups,
+            output=columns.get("output"),
+            loss=self._loss(groups, columns),
+            uncounted=self.uncounted,
+            full_sizes=sizes,
+        )
+        return outcome.in_units(*self.label_scale)
+
+    def _loss(self, groups: Domains, columns: Mapping[str, Array]) -> float | None:
+        """The mean over domains of the loss on their examples."""
+        if self.loss is None:
+            return None
+        if self.terms is not None:
+            each = columns["loss"].astype(np.float64)[groups.indices]
+            sums, counts = np.add.reduceat(each, groups.offsets[:-1]).T
+            return mean_over_domains("loss", sums[counts > 0] / counts[counts > 0])
+        output, y = (torch.from_numpy(columns[name]).to(self.processes.device) for name in ("output", "y"))
+        rows = [groups.indices_of(number) for number in range(len(groups))]
+        with torch.no_grad():
+            return mean_over_domains("loss", [float(self.loss(output[own], y[own])) for own in rows])
 
 
 @contextmanager
@@ -346,16 +305,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def sample(domains: Domains, limit: int) -> Domains:
     """About ``limit`` examples, equally many from each domain, chosen at random and the same ones every time.
 
-    What is chosen depends on the examples' numbers alone, not on a seed.
+    Domains choose by the same random order of all examples, so that they share what they can.
     """
-    each, numbers = max(1, -(-limit // len(domains))), np.arange(len(domains))
+    draw, each = np.random.default_rng(0), max(1, -(-limit // len(domains)))
+    place = draw.permutation(int(domains.indices.max()) + 1)
+    numbers = np.arange(len(domains))
     if len(domains) > (most := max(limit, MOST_DOMAINS)):
-        numbers = np.sort(np.argsort(key(SAMPLE, numbers), kind="stable")[:most])
+        numbers = np.sort(draw.choice(len(domains), most, replace=False))
     found = {}
     for number in numbers.tolist():
         own = domains.indices_of(number)
-        chosen = np.argsort(key(SAMPLE, own.astype(np.int64)), kind="stable")[:each]
-        found[domains.names[number]] = np.sort(own[chosen])
+        found[domains.names[number]] = np.sort(own[np.argsort(place[own], kind="stable")[:each]])
     return Domains.from_indices(found)
 
 

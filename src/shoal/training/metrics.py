@@ -5,9 +5,9 @@ True
 
 A metric that is undefined is NaN, and a NaN is never the best: Pearson r of predictions (or truths) that are
 all equal, AUC where all examples are of one class, everything computed from outputs of which one is not
-finite. A group without a value is never the worst one. F1, recall and AUC of more than two classes are
-means over the classes in the truth; in the multi-label task F1, AUC and average precision are means over the
-labels in which they are defined; of several regression outputs, R² and Pearson r are means over the outputs.
+finite. A group without a value is never the worst one. F1, recall and AUC of more than two classes are means
+over the classes in the truth; in the multi-label task F1, AUC and average precision are means over the labels
+in which they are defined; of several regression outputs, R² and Pearson r are means over the outputs.
 
 The loss, a mean over domains, is a metric of every task. Sample weights count in the loss alone.
 """
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +31,20 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Function = Callable[[Array, Array, "Domains"], float]
 """A metric of the user's: a function of outputs, labels and groups, whose indices are positions in these."""
-NONE: Array = np.empty(0)
 
 
-class Outcome(NamedTuple):
-    """The results on the examples of a split, in order; arrays that no metric uses may be empty."""
+@dataclass(frozen=True)
+class Outcome:
+    """The results on the examples of a split, in order."""
 
     y: Array
     """Labels."""
+    predicted: Array
+    """Predicted classes; in the multi-label task 0 or 1 for each label; in regression the outputs."""
     groups: Domains
     """Groups, whose indices are positions in the other arrays."""
-    points: Array
-    """Score of each example: 1 if the class is correct, otherwise 0; with several labels the fraction that is
-    correct; in regression the mean squared error."""
-    predicted: Any = NONE
-    """Predicted classes; in the multi-label task 0 or 1 for each label."""
-    output: Array = NONE
-    """Outputs of the model: numbers, or in classification a score for each class."""
+    output: Any = None
+    """Outputs of the model: in classification a score for each class."""
     loss: float | None = None
     """Loss, a mean over domains."""
     uncounted: frozenset[str] = frozenset()
@@ -54,28 +52,43 @@ class Outcome(NamedTuple):
     full_sizes: Array | None = None
     """Number of examples of each group, if only a sample of them is here."""
 
-    @property
-    def average(self) -> float:
-        """Mean score over examples; of a sample, groups count by their full sizes."""
-        return _mean(self.points) if self.full_sizes is None else _mean(self.group_points, self.full_sizes)
+    @cached_property
+    def points(self) -> Array:
+        """Score of each example: 1 if the class is correct, otherwise 0; with several labels the fraction
+        that is correct; in regression the mean squared error."""
+        if self.predicted.dtype.kind == "f":
+            each = np.square(self.predicted.astype(np.float64) - self.y)
+        else:
+            each = (self.predicted == self.y).astype(np.float64)
+        points: Array = each.reshape(len(each), -1).mean(1)
+        return points
 
-    @property
+    @cached_property
     def group_points(self) -> Array:
         """Mean score of each group."""
         return group_means(self.groups, self.points)
 
-    def rows(self, which: Array, groups: Domains | None = None) -> Outcome:
-        """The results on some of the examples."""
-        named = ("y", "points", "predicted", "output")
-        arrays = {n: v[which] for n in named if len(v := getattr(self, n))}
-        return self._replace(**arrays, groups=groups or self.groups, full_sizes=None)
+    @property
+    def average(self) -> float:
+        """Mean score over examples; of a sample, groups count by their full sizes."""
+        if self.full_sizes is None:
+            return float(self.points.mean())
+        return float(np.average(self.group_points, weights=self.full_sizes))
+
+    def of_group(self, number: int) -> Outcome:
+        """The results on the examples of one group."""
+        rows = self.groups.indices_of(number)
+        groups = type(self.groups).from_sizes({self.groups.names[number]: len(rows)})
+        output = None if self.output is None else self.output[rows]
+        return Outcome(self.y[rows], self.predicted[rows], groups, output)
 
     def in_units(self, mean: float, scale: float) -> Outcome:
-        """The same results in the units of a label that was standardized to (label − mean) / scale."""
+        """The results of a regression in the units of a label that was standardized to
+        (label − mean) / scale."""
         if (mean, scale) == (0.0, 1.0):
             return self
-        y, output = (np.asarray(v, np.float64) * scale + mean for v in (self.y, self.output))
-        return self._replace(y=y, output=output, points=self.points * scale**2)
+        y, predicted = (np.asarray(v, np.float64) * scale + mean for v in (self.y, self.predicted))
+        return replace(self, y=y, predicted=predicted, output=predicted)
 
 
 def group_means(groups: Domains, values: Array) -> Array:
@@ -87,15 +100,11 @@ def group_means(groups: Domains, values: Array) -> Array:
 def mean_over_domains(metric: str, values: Iterable[float | None]) -> float:
     """The mean over domains, each of which counts once.
 
-    A domain without an accuracy is left out. Any other metric is NaN where
-    outputs are not finite, and so is the mean then.
+    A domain without an accuracy is left out. Any other metric is NaN where outputs are not finite, and so is
+    the mean then.
     """
     known = [v for v in values if v is not None and (metric != "accuracy" or not math.isnan(v))]
-    return _mean(np.array(known))
-
-
-def _mean(values: Array, weights: Array | None = None) -> float:
-    return float(np.average(values, weights=weights)) if len(values) else math.nan
+    return float(np.mean(known)) if known else math.nan
 
 
 @dataclass(frozen=True)
@@ -106,8 +115,8 @@ class Metric:
     compute: Callable[[Outcome], Any]
     tasks: tuple[str, ...] = ()
     """Kinds of task that it supports; none: all."""
-    needs: str = "points"
-    """Part of an :class:`Outcome` that it uses: points, class, output or loss."""
+    outputs: bool = False
+    """Whether it uses the outputs for all classes."""
     higher: bool = True
     """Whether higher is better."""
     over_groups: Callable[[Array], Any] | None = None
@@ -116,32 +125,34 @@ class Metric:
     def __call__(self, outcome: Outcome) -> float:
         if self.over_groups is None:
             return self._value(outcome)
-        values, groups = outcome.group_points, outcome.groups
-        if self.needs != "points":
-            each = range(len(groups))
-            values = np.array([self._value(outcome.rows(groups.indices_of(n))) for n in each])
-        values = values[[name not in outcome.uncounted for name in groups.names]]
+        counted = [n for n, name in enumerate(outcome.groups.names) if name not in outcome.uncounted]
+        if self.compute is _average:
+            values = outcome.group_points[counted]
+        else:
+            values = np.array([self._value(outcome.of_group(n)) for n in counted])
         return math.nan if np.isnan(values).all() else float(self.over_groups(values))
 
     def _value(self, outcome: Outcome) -> float:
-        if self.tasks and self.needs == "output" and not np.isfinite(outcome.output).all():
+        used = outcome.output if self.outputs else outcome.predicted
+        if self.tasks and used is not None and not np.isfinite(used).all():
             return math.nan
         return float(self.compute(outcome))
+
+
+def _average(o: Outcome) -> float:
+    return o.average
 
 
 def _columns(values: Array) -> Array:
     return np.asarray(values, np.float64).reshape(len(values), -1)
 
 
-def _over_columns(measure: Callable[[Array, Array], float], y: Array, scores: Array) -> Array:
-    """``measure`` of the truth and the scores of every label or output."""
-    return np.array([measure(t, s) for t, s in zip(_columns(y).T, _columns(scores).T, strict=True)])
-
-
-def _over_labels(measure: Callable[[Array, Array], float], y: Array, scores: Array) -> float:
+def _over_labels(measure: Callable[[Array, Array], float], y: Array, scores: Any) -> float:
     """The mean over the labels that are 1 in some example and in which ``measure`` is defined."""
-    values = _over_columns(lambda t, s: measure(t > 0.5, s) if t.any() else math.nan, y, scores)
-    return _mean(values[~np.isnan(values)])
+    pairs = zip(_columns(y).T > 0.5, _columns(scores).T, strict=True)
+    values = [measure(truth, own) for truth, own in pairs if truth.any()]
+    known = [v for v in values if not math.isnan(v)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _f1(o: Outcome, average: str = "macro") -> Any:
@@ -193,7 +204,7 @@ def _r_squared(o: Outcome) -> Any:
     from sklearn.metrics import r2_score
 
     constant = (_columns(o.y) == _columns(o.y)[:1]).all(0).any()
-    return math.nan if constant else r2_score(_columns(o.y), _columns(o.output))
+    return math.nan if constant else r2_score(_columns(o.y), _columns(o.predicted))
 
 
 def _pearson(o: Outcome) -> Any:
@@ -202,36 +213,31 @@ def _pearson(o: Outcome) -> Any:
             return math.nan
         return np.corrcoef(y, output)[0, 1]
 
-    return _over_columns(correlation, o.y, o.output).mean()
-
-
-def _points(o: Outcome) -> float:
-    return o.average
+    pairs = zip(_columns(o.y).T, _columns(o.predicted).T, strict=True)
+    return np.mean([correlation(truth, own) for truth, own in pairs])
 
 
 CLASSES, REGRESSION = ("classification", "ordinal"), ("regression",)
 LABELS = (*CLASSES, "multilabel")
 _EVERY = (
-    Metric("accuracy", _points, LABELS),
-    Metric("worst-group accuracy", _points, LABELS, over_groups=np.nanmin),
-    Metric("10th-percentile accuracy", _points, LABELS, over_groups=lambda v: np.nanpercentile(v, 10)),
-    Metric("macro F1", _f1, LABELS, "class"),
-    Metric("weighted F1", lambda o: _f1(o, "weighted"), CLASSES, "class"),
-    Metric("macro recall", _recall, CLASSES, "class"),
-    Metric("AUC", _auc, LABELS, "output"),
-    Metric("class MAE", lambda o: np.abs(o.predicted - o.y).mean(), ("ordinal",), "class", False),
-    Metric("quadratic weighted kappa", _kappa, ("ordinal",), "class"),
-    Metric(
-        "exact match", lambda o: (_columns(o.predicted == o.y) > 0).all(1).mean(), ("multilabel",), "class"
-    ),
-    Metric("mean average precision", _average_precision, ("multilabel",), "output"),
-    Metric("mse", _points, REGRESSION, higher=False),
-    Metric("worst-group mse", _points, REGRESSION, higher=False, over_groups=np.max),  # NaN if one is
-    Metric("MAE", lambda o: np.abs(_columns(o.output) - _columns(o.y)).mean(), REGRESSION, "output", False),
-    Metric("R²", _r_squared, REGRESSION, "output"),
-    Metric("Pearson r", _pearson, REGRESSION, "output"),
-    Metric("worst-group Pearson r", _pearson, REGRESSION, "output", over_groups=np.nanmin),
-    Metric("loss", lambda o: math.nan if o.loss is None else o.loss, (), "loss", False),
+    Metric("accuracy", _average, LABELS),
+    Metric("worst-group accuracy", _average, LABELS, over_groups=np.nanmin),
+    Metric("10th-percentile accuracy", _average, LABELS, over_groups=lambda v: np.nanpercentile(v, 10)),
+    Metric("macro F1", _f1, LABELS),
+    Metric("weighted F1", lambda o: _f1(o, "weighted"), CLASSES),
+    Metric("macro recall", _recall, CLASSES),
+    Metric("AUC", _auc, LABELS, outputs=True),
+    Metric("class MAE", lambda o: np.abs(o.predicted - o.y).mean(), ("ordinal",), higher=False),
+    Metric("quadratic weighted kappa", _kappa, ("ordinal",)),
+    Metric("exact match", lambda o: (_columns(o.predicted == o.y) > 0).all(1).mean(), ("multilabel",)),
+    Metric("mean average precision", _average_precision, ("multilabel",), outputs=True),
+    Metric("mse", _average, REGRESSION, higher=False),
+    Metric("worst-group mse", _average, REGRESSION, higher=False, over_groups=np.max),  # NaN if one is
+    Metric("MAE", lambda o: np.abs(o.predicted - o.y).mean(), REGRESSION, higher=False),
+    Metric("R²", _r_squared, REGRESSION),
+    Metric("Pearson r", _pearson, REGRESSION),
+    Metric("worst-group Pearson r", _pearson, REGRESSION, over_groups=np.nanmin),
+    Metric("loss", lambda o: math.nan if o.loss is None else o.loss, higher=False),
 )
 METRICS = {each.name: each for each in _EVERY}
 UNDEFINED = {"AUC", "quadratic weighted kappa", "mean average precision"}
@@ -254,13 +260,14 @@ def metric(wanted: str | Function) -> Metric:
     name = getattr(wanted, "__name__", type(wanted).__name__).strip("<>")
 
     def compute(o: Outcome) -> float:
-        value: Any = wanted(o.output, o.y, o.groups)
+        value: Any = wanted(o.predicted if o.output is None else o.output, o.y, o.groups)
         try:
             return float(value)
         except (TypeError, ValueError) as error:
             raise InputError(f"metric {name!r} must return a number, got {value!r}.") from error
 
-    return Metric(name, compute, (), "output", higher=bool(getattr(wanted, "higher_is_better", True)))
+    higher = bool(getattr(wanted, "higher_is_better", True))
+    return Metric(name, compute, outputs=True, higher=higher)
 
 
 def default_metric(kind: str) -> str:
@@ -293,6 +300,5 @@ def choose_metrics(
 
 def why_missing(split: str, values: Mapping[str, float | None]) -> list[str]:
     """A sentence for each metric of a split that has no value."""
-    equal = "labels or predictions are all equal, or an output is not finite"
-    reasons = {n: equal if n in UNDEFINED else "it is not finite" for n, v in values.items() if v is None}
-    return [f"{name} of {split} is undefined: {why}." for name, why in reasons.items()]
+    why = "labels or predictions are all equal, or an output is not finite"
+    return [f"{name} of {split} is undefined: {why}." for name, v in values.items() if v is None]

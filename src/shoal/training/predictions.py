@@ -24,11 +24,11 @@ def write(setup: Setup, folder: Path, dataset: str, replicate: tuple[str, str]) 
     """Write the predictions of a model as it is to ``folder``; ``replicate`` is such as (seed, 0)."""
     trained = ("train", "validation") if setup.options["retrain"] else ("train",)
     splits = [split for split in setup.splits if split not in trained]
-    found = setup.evaluator_of(splits, None).rows(setup.model, ["class"]) if splits else {}
+    found = setup.evaluator_of(splits, {}).outcomes(setup.model, outputs=False) if splits else {}
     if not setup.processes.main:
         return
-    for split, rows in found.items():
-        values = rows["class"].reshape(len(rows["class"]), -1)
+    for split, outcome in found.items():
+        values = outcome.predicted.reshape(len(outcome.predicted), -1)
         # Numbers in as few digits as give the same number again.
         text = "".join(",".join(map(str, row)) + "\n" for row in values)
         name = f"{dataset}_split:{THEIRS.get(split, split)}_{':'.join(replicate)}_epoch:best_pred.csv"

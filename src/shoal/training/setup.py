@@ -232,7 +232,7 @@ class Setup:
         fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
         return math.ceil(options["steps"] / max([1, *fits]))
 
-    def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
+    def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int]) -> Evaluator:
         """An evaluator of these splits."""
         return Evaluator(
             evaluation_view(self.examples),
