@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal.data import Domains, TensorData
+from shoal.data.batch import as_examples
 from shoal.data.check import check_examples, check_outputs
 from shoal.errors import InputError
 
@@ -70,8 +71,8 @@ def test_other_datasets_are_sampled(item: Any, classes: int | None, message: str
     good = (torch.zeros(2), 1 if classes else 0.5)
     items = [good, good, good, item, good, good]
     with pytest.raises(InputError, match=message):
-        check_examples(items, DOMAINS, classes)  # type: ignore[arg-type]
-    check_examples(items, DOMAINS, classes, sample=1)  # type: ignore[arg-type]
+        check_examples(as_examples(items), DOMAINS, classes)
+    check_examples(as_examples(items), DOMAINS, classes, sample=1)
 
 
 def test_outputs() -> None:

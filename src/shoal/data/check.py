@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from shoal.data.batch import TensorData, known_labels, leaves
+from shoal.data.batch import Examples, TensorData, leaves
 from shoal.data.domains import Domains
 from shoal.errors import InputError, shown
 
@@ -21,7 +20,7 @@ CHUNK = 2**16  # examples looked at together: bounds the memory for temporaries
 
 
 def check_examples(
-    dataset: Dataset[Any],
+    dataset: Examples,
     domains: Domains,
     classes: int | None,
     sample: int = 64,
@@ -34,7 +33,7 @@ def check_examples(
     and the labels that it knows. Only examples that are in some domain count. ``classes`` is ``None`` for
     regression; labels that are ``ignored`` may be there.
     """
-    count = len(dataset)  # type: ignore[arg-type]
+    count = len(dataset)
     if (top := int(domains.indices.max())) >= count:
         name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
         raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
@@ -48,7 +47,7 @@ def check_examples(
                     f"every weight of domain {domains.names[totals.argmin()]!r} is 0; remove it."
                 )
         return
-    known = known_labels(dataset)
+    known = dataset.known_labels()
     if known is not None and classes is not None and (rows := known != -1).any():
         wrong, what = _wrong_labels(torch.as_tensor(known[rows]), classes, ignored)
         rows[rows] = wrong
