@@ -1,8 +1,8 @@
 """PyTorch losses per example, for sample weights and for batches that are split into parts.
 
-The mean that a PyTorch loss returns is Σ_i a_i / Σ_i c_i over the examples i. With class weights v and an
-``ignore_index``, c_i is the sum of v_y over the labels y of example i that are not ignored; otherwise it is
-the number of terms of the example. With sample weights w the loss is Σ_i w_i a_i / Σ_i w_i c_i.
+The mean that a PyTorch loss returns is Σ_i a_i / Σ_i c_i over the examples i. With class weights v, c_i is
+v_y for the label y of example i; otherwise it is the number of terms of the example, such as outputs of a
+regression. With sample weights w the loss is Σ_i w_i a_i / Σ_i w_i c_i.
 
 >>> terms = find_terms(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
 >>> terms.counts(torch.tensor([0, 1, 1]))
@@ -45,12 +45,11 @@ class Terms:
     """The corresponding function of ``torch.nn.functional``."""
     each: Loss
     class_weight: Tensor | None = None
-    ignore_index: int | None = None
 
     @property
     def plain(self) -> bool:
         """Whether every example has the same weight in the mean, whatever its label."""
-        return self.class_weight is None and self.ignore_index is None
+        return self.class_weight is None
 
     def sums(self, output: Any, y: Tensor) -> Tensor:
         """The sum of each example's terms, a_i, (B,)."""
@@ -58,18 +57,10 @@ class Terms:
 
     def counts(self, y: Tensor) -> Tensor:
         """The weight of each example in the mean, c_i, (B,)."""
-        if self.function in OF_CLASSES and not y.is_floating_point():
-            counted = torch.ones_like(y).bool() if self.ignore_index is None else y != self.ignore_index
-            if self.class_weight is None:
-                each = counted.to(torch.get_default_dtype())
-            else:
-                each = torch.where(counted, self.class_weight.to(y.device)[y * counted], 0.0)
-            return each.reshape(len(y), -1).sum(1)
-        size = y[0].numel() if len(y) else 0
-        if self.function in OF_CLASSES:  # probabilities of the classes, which are axis 1
-            size //= y.shape[1]
-        dtype = torch.get_default_dtype() if self.class_weight is None else self.class_weight.dtype
-        return torch.full((len(y),), float(size), dtype=dtype, device=y.device)
+        if self.class_weight is not None and not y.is_floating_point():
+            return self.class_weight.to(y.device)[y]
+        terms = 1 if self.function in OF_CLASSES else y[:1].numel()
+        return torch.full((len(y),), float(terms), device=y.device)
 
     def normalizer(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """Σ_i w_i c_i."""
@@ -97,11 +88,10 @@ def find_terms(loss: Any) -> Terms | None:
         keywords = dict(getattr(loss, "keywords", {}))
         each = functools.partial(loss, reduction="none")
     other_mean = keywords.get("reduction", "mean") != "mean" or {"size_average", "reduce"} & set(keywords)
-    if function is None or function not in FUNCTIONS or other_mean:
+    ignores = keywords.get("ignore_index", -100) != -100  # torch's default, which is no label here
+    if function is None or function not in FUNCTIONS or other_mean or ignores:
         return None
-    if function not in OF_CLASSES:
-        return Terms(function, each)
-    return Terms(function, each, keywords.get("weight"), keywords.get("ignore_index"))
+    return Terms(function, each, keywords.get("weight") if function in OF_CLASSES else None)
 
 
 def shown_loss(loss: Any) -> str:

@@ -81,7 +81,7 @@ class About(BaseModel, frozen=True):
     numbers: str = "float32"
     classes: Annotated[int, Field(ge=2)] | None = None
     class_names: tuple[str, ...] = ()
-    task: Literal["classification", "ordinal", "dense", "multilabel", "regression"]
+    task: Literal["classification", "ordinal", "multilabel", "regression"]
     calibration: Calibration | None = None
 
     @model_validator(mode="before")
@@ -185,7 +185,7 @@ class Trained(nn.Module):
     ) -> NDArray[Any]:
         """Predict the class of each example by name (by number, if it has none), or its value in regression.
 
-        With several labels, the prediction is 0 or 1 for each; with dense outputs, a class for each position.
+        With several labels, the prediction is 0 or 1 for each.
 
         Args:
             source: raw input: for table models a CSV or Parquet file, a DataFrame or a mapping of columns;

@@ -17,7 +17,7 @@ from shoal.training.engine import Engine
 
 S, B, WIDTH = 3, 8, 16
 TASK = Task(S, 2, features=WIDTH)
-OUTPUTS = {"classification": 3, "ordinal": 3, "dense": 6, "multilabel": 3, "regression": 2}
+OUTPUTS = {"classification": 3, "ordinal": 3, "multilabel": 3, "regression": 2}
 """Outputs of a network, for each task."""
 
 
@@ -35,7 +35,6 @@ def toy(examples: int = 48) -> dict[str, tuple[Tensor, Tensor]]:
 def toy_of(kind: str) -> dict[str, tuple[Tensor, Tensor]]:
     """The toy's inputs with targets of a task, which are linear in them."""
     targets = {
-        "dense": lambda x: (x[:, :2] > 0).long() + (x[:, :2] > 1).long(),
         "multilabel": lambda x: (x[:, :3] > 0).float(),
         "regression": lambda x: x[:, :2] - x[:, 2:],
     }
@@ -54,10 +53,7 @@ def network(
 
 def network_of(kind: str) -> FeatureModel:
     """One hidden layer and a linear head, whose outputs have the shape of the task."""
-    model = network(OUTPUTS[kind], norm=False)
-    if kind == "dense":
-        return FeatureModel(model.features, nn.Sequential(model.head, nn.Unflatten(1, (3, 2))))
-    return model
+    return network(OUTPUTS[kind], norm=False)
 
 
 class Halves(Dataset):

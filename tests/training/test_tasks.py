@@ -20,7 +20,7 @@ from shoal.errors import InputError
 from shoal.losses import find_terms
 
 N = 24
-OUTPUTS = {"classification": 3, "ordinal": 3, "dense": 8, "multilabel": 3, "binary": 1, "regression": 2}
+OUTPUTS = {"classification": 3, "ordinal": 3, "multilabel": 3, "binary": 1, "regression": 2}
 NAMES = {"binary": "multilabel"}
 """What the task is called."""
 LOSSES: dict[str, Any] = {
@@ -28,7 +28,6 @@ LOSSES: dict[str, Any] = {
         torch.tensor([1.0, 5.0, 0.2]).double(), label_smoothing=0.1
     ),
     "ordinal": lambda: functools.partial(F.cross_entropy, weight=torch.tensor([1.0, 5.0, 0.2]).double()),
-    "dense": lambda: nn.CrossEntropyLoss(torch.tensor([1.0, 7.0]).double(), ignore_index=255),
     "multilabel": lambda: nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0]).double()),
     "binary": lambda: nn.BCEWithLogitsLoss(),
     "regression": lambda: nn.SmoothL1Loss(),
@@ -43,7 +42,7 @@ class Squeezed(nn.Module):
 def network(task: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        last: nn.Module = {"dense": nn.Unflatten(1, (2, 2, 2)), "binary": Squeezed()}.get(task, nn.Identity())
+        last: nn.Module = Squeezed() if task == "binary" else nn.Identity()
         layers = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, OUTPUTS[task]), last)
         return layers.double()
 
@@ -51,10 +50,6 @@ def network(task: str) -> nn.Module:
 def targets(task: str, x: Tensor) -> Tensor:
     if task in ("classification", "ordinal"):
         return (x[:, :3]).argmax(1)
-    if task == "dense":
-        y = (x[:, :4].reshape(-1, 2, 2) > 0).long()
-        y[::3, 0] = y[1, 1, 1] = 255
-        return y
     if task == "multilabel":
         return (x[:, :3] > 0).double()
     return (x[:, 0] > 0).double() if task == "binary" else x[:, :2] - x[:, 2:]
@@ -74,7 +69,6 @@ def examples(task: str, weighted: bool = False) -> dict[str, tuple[Tensor, ...]]
 def fit(of: str, algorithm: str = "erm", train: Any = None, **options: Any) -> shoal.Fit:
     given: dict[str, Any] = {"steps": 5, "batch_size": 7, "progress": False, "device": "cpu"}
     given |= {"optimizer": lambda p: torch.optim.SGD(p, 0.3), "task": NAMES.get(of, of)}
-    given |= {"loss": LOSSES[of]()} if of == "dense" else {}
     train = examples(of) if train is None else train
     return shoal.fit(algorithm, options.pop("model", None) or network(of), train, **given | options)
 
@@ -91,17 +85,16 @@ def naive(loss: Any, output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor
         w = 1.0 if weight is None else float(weight[i])
         one = y[i : i + 1]
         if isinstance(loss, functools.partial):
-            classes, ignored, summed = loss.keywords["weight"], None, functools.partial(loss, reduction="sum")
+            classes, summed = loss.keywords["weight"], functools.partial(loss, reduction="sum")
         else:
-            classes, ignored = getattr(loss, "weight", None), getattr(loss, "ignore_index", None)
+            classes = getattr(loss, "weight", None)
             kept, loss.reduction = loss.reduction, "sum"
             summed = loss
         total = total + w * summed(output[i : i + 1], one)
         if not isinstance(loss, functools.partial):
             loss.reduction = kept
         for label in one.reshape(-1).tolist():
-            if ignored is None or label != ignored:
-                whole += w * (1.0 if classes is None else float(classes[int(label)]))
+            whole += w * (1.0 if classes is None else float(classes[int(label)]))
     return total / whole
 
 
@@ -109,7 +102,7 @@ def naive_points(task: str, output: Tensor, y: Tensor) -> float:
     if task == "regression":
         return float((output - y).square().mean())
     chosen = output.sigmoid().round() if task in ("multilabel", "binary") else output.softmax(1).argmax(1)
-    return float((chosen == y)[y != 255].double().mean())
+    return float((chosen == y).double().mean())
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "sample-weights"])
@@ -138,7 +131,7 @@ def test_predictions_and_files_of_a_task(task: str, tmp_path: Path) -> None:
     kind, train = NAMES.get(task, task), examples(task)
     assert math.isfinite(fit(task, batch_size=3 * N, steps=1).last.loss)
     with pytest.raises(InputError, match=f"this is {kind}; choose from: .*loss"):
-        fit(task, metric="AUC" if kind in ("regression", "dense") else "MAE")
+        fit(task, metric="AUC" if kind == "regression" else "MAE")
     run = fit(task, train=train, test=train, folder=tmp_path / "run", predictions=True)
     x, y = train["a"][:2]
     found = run.predict(x)
@@ -170,25 +163,6 @@ class TestRecognized:
             fit("binary", train=whole, task=None)
         assert fit("binary", train=whole).algorithm.task.kind == "multilabel"
 
-    def test_dense_by_its_shapes(self) -> None:
-        assert fit("dense", task=None).algorithm.task.kind == "dense"
-        x, y = torch.randn(N, 4), torch.randint(3, (N, 5))
-        model = nn.Sequential(nn.Linear(4, 15), nn.Unflatten(1, (3, 5)))
-        run = fit("dense", train={"a": (x, y), "b": (x, y)}, model=model, task=None, loss=None)
-        right = (run.model(x).argmax(1) == y).double().mean()
-        assert run.accuracy("train") == pytest.approx(float(right), abs=1e-6)
-
-    def test_iou_over_pixels(self) -> None:
-        train = examples("dense")
-        run = fit("dense", train=train, test=train, metric="mean IoU")
-        x, y = (torch.cat(parts) for parts in zip(*train.values(), strict=True))
-        chosen = run.model(x).argmax(1)
-        each = []
-        for c in range(2):
-            a, b = (chosen == c) & (y != 255), y == c
-            each.append(float((a & b).sum() / (a | b).sum()))
-        assert run.score("test") == pytest.approx(sum(each) / 2)
-
 
 Change = Callable[[Tensor, Tensor], Any]
 REFUSED: list[tuple[str, Change, dict[str, Any], str]] = [
@@ -202,9 +176,7 @@ REFUSED: list[tuple[str, Change, dict[str, Any], str]] = [
     ),
     ("multilabel", lambda x, y: (x, 2 * y), {}, "has the label 2.0; .*must be 0 or 1"),
     ("multilabel", lambda x, y: (x, y), {"loss": nn.BCELoss()}, "BCELoss is of probabilities"),
-    ("dense", lambda x, y: (x, y[:, :1]), {}, r"output has shape \(2, 2, 2, 2\).* must be \(2, 2, 1, 2\)"),
-    ("dense", lambda x, y: (x, 2 * y), {"loss": None}, r"labels range from 0 to 510; with classes=2"),
-    ("dense", lambda x, y: (x, y[:, 0, 0]), {}, "needs a label per position"),
+    ("classification", lambda x, y: (x, torch.stack([y, y], 1)), {}, r"labels \(2, 2\): a class per example"),
     ("ordinal", lambda x, y: (x, y + 0.5), {}, "must be whole numbers"),
     (
         *("regression", lambda x, y: (x, y, x[:, 0].abs())),
@@ -317,17 +289,20 @@ def test_prediction_from_several_inputs() -> None:
 
 def test_terms_are_those_of_torch() -> None:
     draw = torch.Generator().manual_seed(0)
-    output = torch.randn(6, 3, 2, generator=draw).double()
-    y = torch.randint(3, (6, 2), generator=draw)
-    y[0, 0] = y[2] = -1
+    output, y = torch.randn(6, 3, generator=draw).double(), torch.randint(3, (6,), generator=draw)
     weight = torch.tensor([0.5, 2.0, 3.0]).double()
     for loss in (
-        nn.CrossEntropyLoss(weight, ignore_index=-1, label_smoothing=0.2),
-        functools.partial(F.cross_entropy, weight=weight, ignore_index=-1),
-        functools.partial(F.nll_loss, weight=weight, ignore_index=-1),
+        nn.CrossEntropyLoss(weight, label_smoothing=0.2),
+        functools.partial(F.cross_entropy, weight=weight),
+        functools.partial(F.nll_loss, weight=weight),
     ):
         terms = find_terms(loss)
         assert terms is not None
         torch.testing.assert_close(terms.mean(output, y), loss(output, y), rtol=0, atol=1e-12)
-    for unknown in (nn.CrossEntropyLoss(reduction="sum"), lambda a, b: a, nn.CTCLoss()):
+    for unknown in (
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(ignore_index=1),
+        lambda a, b: a,
+        nn.CTCLoss(),
+    ):
         assert find_terms(unknown) is None

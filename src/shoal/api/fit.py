@@ -131,7 +131,7 @@ class Fit:
     def predict(self, source: Any, *, batch_size: int = 256) -> NDArray[Any]:
         """Predict the class of each example (by name, if classes have names), or its value in regression.
 
-        With several labels, the prediction is 0 or 1 for each; with dense outputs, a class for each position.
+        With several labels, the prediction is 0 or 1 for each.
 
         Args:
             source: array or tensor of inputs or, for data that Shoal has read (tables, images, text),
@@ -207,7 +207,7 @@ def fit(
     *,
     validation: Mapping[str, Any] | None = None,
     test: Mapping[str, Any] | None = None,
-    task: Literal["classification", "ordinal", "dense", "multilabel", "regression"] | None = None,
+    task: Literal["classification", "ordinal", "multilabel", "regression"] | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     **options: Unpack[FitOptions],
@@ -235,11 +235,10 @@ def fit(
         validation: validation datasets by domain name, as in ``train``.
         test: test datasets by domain name, as in ``train``.
         task: kind of the task, if it is not inferred correctly from the labels: integers, booleans and
-            strings are classes (``classification``), several of them per example, (B, H, W) or (B, L), with
-            outputs (B, classes, …) are one class per position (``dense``), floating-point numbers are
-            ``regression``. ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,),
-            with one logit each; it is inferred from a binary cross-entropy as ``loss``. ``ordinal`` is
-            classification with ordered classes, which adds two metrics.
+            strings are classes (``classification``), floating-point numbers are ``regression``.
+            ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,), with one logit
+            each; it is inferred from a binary cross-entropy as ``loss``. ``ordinal`` is classification with
+            ordered classes, which adds two metrics.
         folder: folder for the log, checkpoints, trained weights and record, which ``shoal report`` and
             :class:`~shoal.experiments.store.Store` read. Ctrl-C and SIGTERM then finish the step and save it.
         resume: resume from the latest checkpoint in the folder; all other arguments must be the same.

@@ -121,8 +121,8 @@ def predict(
     from shoal.trained import as_trained, output_of
 
     trained = as_trained(model, device)
-    if proba and trained.about.task in ("regression", "dense"):
-        raise InputError(f"this is a model for {trained.about.task}; there is no column per class.", "proba")
+    if proba and trained.about.task == "regression":
+        raise InputError("this is a model for regression; there is no column per class.", "proba")
     path = None if out is None else output_of(trained, out, data)
     names, outputs, reader = trained.run(data, batch_size, workers, column)
     p = trained.probabilities(outputs).reshape(len(outputs), -1) if proba else None

@@ -126,7 +126,7 @@ def scored(
 ) -> Scored:
     """Read labelled data, and score a model on them; ``columns`` has the label, domain and group."""
     kind, task = trained.inputs.get("kind", "array"), trained.about.task
-    if kind == "array" or task in ("multilabel", "dense"):
+    if kind == "array" or task == "multilabel":
         raise InputError(
             f"this is a model for {task} with {kind} input; score supports classification and regression of "
             "tables, of text in tables and of images in folders. For others, use predict_proba."

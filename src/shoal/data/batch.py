@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.data.domains import Domains
     from shoal.penalties import Blocks
 
-TASKS = ("classification", "ordinal", "dense", "multilabel", "regression")
+TASKS = ("classification", "ordinal", "multilabel", "regression")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,6 @@ class Task:
 
     * ``classification``: labels (B,), outputs (B, classes)
     * ``ordinal``: as classification, with ordered classes
-    * ``dense``: one label per position, (B, …), outputs (B, classes, …)
     * ``multilabel``: 0 or 1 for each of L labels, (B, L), outputs (B, L), the logits; or (B,) for one
     * ``regression``: numbers (B,) or (B, …), outputs of the same shape
 

@@ -24,21 +24,19 @@ def check_examples(
     domains: Domains,
     classes: int | None,
     sample: int = 64,
-    *,
-    ignored: int | None = None,
 ) -> None:
     """Refuse indices beyond the dataset, features that are not finite, and labels that cannot be.
 
     A :class:`TensorData` is looked at whole; of any other the first example of up to ``sample`` domains is,
     and the labels that it knows. Only examples that are in some domain count. ``classes`` is ``None`` for
-    regression; labels that are ``ignored`` may be there.
+    regression.
     """
     count = len(dataset)
     if (top := int(domains.indices.max())) >= count:
         name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
         raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
     if isinstance(dataset, TensorData):
-        for wrong, what in _doubts(dataset.x, dataset.y, dataset.weight, classes, ignored):
+        for wrong, what in _doubts(dataset.x, dataset.y, dataset.weight, classes):
             _refuse(wrong, domains, what)
         if dataset.weight is not None:
             totals = np.add.reduceat(dataset.weight.numpy(force=True)[domains.indices], domains.offsets[:-1])
@@ -49,7 +47,7 @@ def check_examples(
         return
     known = dataset.known_labels()
     if known is not None and classes is not None and (rows := known != -1).any():
-        wrong, what = _wrong_labels(torch.as_tensor(known[rows]), classes, ignored)
+        wrong, what = _wrong_labels(torch.as_tensor(known[rows]), classes)
         rows[rows] = wrong
         _refuse(rows, domains, what)
     for d in range(min(len(domains), sample)):
@@ -61,13 +59,13 @@ def check_examples(
             raise InputError(f"{where} has 3 parts; the third must be a weight, got {shown(item[2])}.")
         numbers = [v for v in leaves(item[0]) if isinstance(v, (float, Tensor, np.ndarray))]
         x, y = [torch.as_tensor(v)[None] for v in numbers], torch.as_tensor(item[1])[None]
-        for wrong, what in _doubts(x, y, None, classes, ignored, whole=False):
+        for wrong, what in _doubts(x, y, None, classes, whole=False):
             if wrong.any():
                 raise InputError(f"{where} has {what}.")
 
 
 def _doubts(
-    x: Any, y: Tensor, weight: Tensor | None, classes: int | None, ignored: int | None, whole: bool = True
+    x: Any, y: Tensor, weight: Tensor | None, classes: int | None, whole: bool = True
 ) -> Iterator[Doubt]:
     if classes is None and whole and not y.is_floating_point():
         raise InputError(f"targets are {y.dtype}; for regression they must be floating: y.float().")
@@ -78,17 +76,17 @@ def _doubts(
     if classes is None:
         yield _not_finite(y), "a target that is not finite"
     else:
-        yield _wrong_labels(y, classes, ignored)
+        yield _wrong_labels(y, classes)
 
 
-def _wrong_labels(y: Tensor, classes: int, ignored: int | None) -> Doubt:
+def _wrong_labels(y: Tensor, classes: int) -> Doubt:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"labels are {y.dtype}; with classes={classes} they must be integers: y.long().")
-    if y.ndim == 2 and y.shape[1] == 1:
-        raise InputError(f"labels have shape {tuple(y.shape)}; they must be ({len(y)},): y.squeeze(1).")
-    y = y.long() if ignored is None else torch.where(y == ignored, 0, y.long())
+    if y.ndim > 1:
+        hint = ": y.squeeze(1)" if y[0].numel() == 1 else "; several labels of 0 or 1 are task='multilabel'"
+        raise InputError(f"labels have shape {tuple(y.shape)}; they must be ({len(y)},){hint}.")
     low, high = (int(value) for value in y.aminmax())
-    wrong = ((y < 0) | (y >= classes)).reshape(len(y), -1).any(1)
+    wrong = (y < 0) | (y >= classes)
     hint = f": subtract {low}" if low > 0 and high - low < classes else ""
     right = f"with classes={classes} they must range from 0 to {classes - 1}{hint}"
     return wrong.cpu().numpy(), f"a wrong label; labels range from {low} to {high}; {right}"
@@ -125,9 +123,8 @@ def check_outputs(output: Any, y: Tensor, classes: int | None, kind: str = "") -
     if output.ndim == 0 or shape[0] != len(y):
         expected = f"the first dimension must be the batch, {len(y)}"
     elif classes is not None:
-        right = (shape[0], classes, *y.shape[1:])
-        if output.ndim < 2 or shape[1] != classes or (kind == "dense" and shape != right):
-            expected = f"with classes={classes} it must be {right}, one logit for each class"
+        if shape[1:] != (classes,):
+            expected = f"with classes={classes} it must be {(len(y), classes)}, one logit for each class"
     elif {shape[1:], tuple(y.shape[1:])} == {(), (1,)}:
         cure = "output" if output.ndim == 2 else "targets"
         expected = f"a loss would silently compare {len(y)}×{len(y)} pairs: .squeeze(1) the {cure}"

@@ -20,7 +20,6 @@ SMALL = 30
 TASKS = {
     "multilabel": "several labels, each 0 or 1 (a logit above 0 is 1)",
     "ordinal": "{} classes in order",
-    "dense": "{} classes, one per position",
     "regression": "regression",
 }
 SETTINGS = (*declared(ModelOptions), *declared(TrainingOptions), "holdout", "protocol")

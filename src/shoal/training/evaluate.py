@@ -35,7 +35,7 @@ Rows = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class Scores:
     """The score of each domain: the mean squared error in regression, in the units of the label, otherwise
-    accuracy (over labels or positions).
+    accuracy (over labels).
 
     ``more`` has further metrics by name; see :mod:`shoal.training.metrics`.
     """
@@ -192,7 +192,6 @@ class Evaluator:
         }
         self.which = {name: own.which for name, own in self.sets.items()}
         self.terms = None if self.loss is None else find_terms(self.loss)
-        self.ignored = self.terms.ignore_index if self.terms else None
         index, count = self.processes.index, self.processes.count
         self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, self.batch_size)
         self.loader = MetaBatchLoader(
@@ -205,8 +204,8 @@ class Evaluator:
         )
 
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
-        wanted = {m.needs for m in self.metrics} & {"class", "output", "counts"}
-        wanted |= {"y"} if wanted - {"counts"} else set()
+        wanted = {m.needs for m in self.metrics} & {"class", "output"}
+        wanted |= {"y"} if wanted else set()
         wanted |= {"loss"} if self.loss is not None else set()
         found = self.rows(model, ["points", *sorted(wanted)])
         return {name: self._scores(name, rows) for name, rows in found.items()}
@@ -216,9 +215,9 @@ class Evaluator:
 
         Args:
             model: model to evaluate.
-            wanted: ``output``, ``y`` (labels), ``class`` (what is predicted: the class, or one for each
-                position, or 0 or 1 for each of several labels; in regression the output), and what scores are
-                computed from: ``points``, ``loss`` and ``counts``.
+            wanted: ``output``, ``y`` (labels), ``class`` (what is predicted: the class, or 0 or 1 for each of
+                several labels; in regression the output), and what scores are computed from: ``points`` and
+                ``loss``.
         """
         index, count = self.processes.index, self.processes.count
         parts: dict[str, dict[str, list[Tensor]]] = {s: {w: [] for w in wanted} for s in self.sets}
@@ -266,21 +265,10 @@ class Evaluator:
         else:
             predicted = ((output > 0) if kind == "multilabel" else output.argmax(1)).int()
             score = predicted == y
-        counted = torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y != self.ignored
-        number = counted.reshape(len(y), -1).sum(1)
-        mean = (score.to(wide) * counted).reshape(len(y), -1).sum(1) / number.clamp(min=1)
-        found = {"y": y, "output": output, "class": predicted, "points": torch.stack([mean, number], 1)}
+        points = score.to(wide).reshape(len(y), -1).mean(1)
+        found = {"y": y, "output": output, "class": predicted, "points": points}
         if "loss" in wanted:
             found["loss"] = self._losses(output, batch, domain).to(wide)
-        if (
-            "counts" in wanted
-        ):  # positions that are right, true and predicted in each class; one more is ignored
-            classes = self.task.classes or 0
-            true, claimed = y.where(counted, classes), predicted.long().where(counted, classes)
-            right = true.where(true == claimed, classes)
-            flat = torch.stack([right, true, claimed], 1).long().reshape(len(y), 3, -1)
-            counts = flat.new_zeros(len(y), 3, classes + 1).scatter_add_(2, flat, torch.ones_like(flat))
-            found["counts"] = counts[:, :, :classes]
         return {what: found[what] for what in wanted}
 
     def _losses(self, output: Any, batch: MetaBatch, domain: np.ndarray) -> Tensor:
@@ -300,7 +288,6 @@ class Evaluator:
 
     def _scores(self, name: str, rows: Rows) -> Scores:
         own, loss = self.sets[name], None
-        points, weights = rows["points"].T
         if "loss" in rows:  # sums and what they are divided by, of each domain
             every, starts = rows["loss"][own.groups.indices], own.groups.offsets[:-1]
             sums, counts = np.add.reduceat(every, starts).T
@@ -308,13 +295,11 @@ class Evaluator:
         outcome = Outcome(
             y=rows.get("y", NONE),
             groups=own.groups,
-            points=points,
+            points=rows["points"],
             predicted=rows.get("class", NONE),
             output=rows.get("output", NONE),
             loss=loss,
             uncounted=self.uncounted,
-            weights=None if weights.min() == weights.max() > 0 else weights,
-            counts=rows.get("counts", NONE),
             full_sizes=own.full_sizes,
         ).in_units(*self.label_scale)
         return scored(outcome, self.task.kind, self.metrics, self.selects, own.sampled, name == "test")

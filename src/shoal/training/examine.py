@@ -82,9 +82,8 @@ def examine(
     with Largest() as largest, preserve_state(model):
         output = _forward(model, x)
     kind, classes = _kind(data.kind, classes or data.classes, output, y)
-    terms = None if loss is None else find_terms(loss)
     for split in data.splits.values():
-        check_examples(examples, split, classes, ignored=terms.ignore_index if terms else None)
+        check_examples(examples, split, classes)
     check_outputs(output, y, classes, kind)
     if loss is None and classes is None and isinstance(output, Tensor) and output.shape != y.shape:
         raise InputError(
@@ -108,25 +107,20 @@ def examine(
 
 def _kind(kind: str | None, classes: int | None, output: Any, y: Tensor) -> tuple[str, int | None]:
     """The kind of the task and the classes, by what the data say or else by shapes of labels and outputs."""
-    if kind == "dense" and y.ndim < 2:
-        raise InputError(f"task='dense' needs a label per position, (B, …); labels are {tuple(y.shape)}.")
     if y.is_floating_point():
-        if classes is not None or kind in ("ordinal", "dense"):
+        if classes is not None or kind == "ordinal":
             raise InputError(f"the targets are {y.dtype}; the labels of classes must be integers: y.long().")
         return (kind if kind not in (None, "classification") else "regression"), None
     if not isinstance(output, Tensor):
         return kind or "classification", classes
-    if kind in (None, "classification") and (y.ndim > 1 or output.ndim > 2):
-        if output.ndim != y.ndim + 1:
-            raise InputError(
-                f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: a "
-                "class per example needs outputs (B, classes) and labels (B,), a class per position outputs "
-                "(B, classes, …) and labels (B, …). Several labels of 0 or 1 are task='multilabel', several "
-                "numbers floating targets (y.float())."
-            )
-        kind = "dense"
+    if y.ndim > 1 or output.ndim > 2:
+        raise InputError(
+            f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: a class "
+            "per example needs outputs (B, classes) and labels (B,). Several labels of 0 or 1 are "
+            "task='multilabel', several numbers floating targets (y.float())."
+        )
     if classes is None and output.ndim:
-        classes = output[0].numel() if output.ndim < 3 else output.shape[1]
+        classes = output[0].numel()
         if output.ndim == 1 or classes == 1:
             raise InputError(
                 "the model has one output and the labels are whole numbers, which are classes: give it one "

@@ -5,7 +5,7 @@ True
 
 A metric that is undefined is NaN, and a NaN is never the best: Pearson r of predictions (or truths) that are
 all equal, AUC where all examples are of one class, everything computed from outputs of which one is not
-finite. A group without a value is never the worst one. F1, recall, IoU and AUC of more than two classes are
+finite. A group without a value is never the worst one. F1, recall and AUC of more than two classes are
 means over the classes in the truth; in the multi-label task F1, AUC and average precision are means over the
 labels in which they are defined; of several regression outputs, R² and Pearson r are means over the outputs.
 
@@ -51,31 +51,23 @@ class Outcome(NamedTuple):
     """Loss, a mean over domains."""
     uncounted: frozenset[str] = frozenset()
     """Groups that are not considered for the worst group."""
-    weights: Array | None = None
-    """How many labels of each example are not ignored, if these numbers differ."""
-    counts: Array = NONE
-    """(n, 3, classes): positions of an example that are correct, true and predicted in each class."""
     full_sizes: Array | None = None
     """Number of examples of each group, if only a sample of them is here."""
 
     @property
     def average(self) -> float:
         """Mean score over examples; of a sample, groups count by their full sizes."""
-        if self.full_sizes is None:
-            return _mean(self.points, self.weights)
-        means = self.group_points
-        known = np.full(len(means), True) if self.weights is None else ~np.isnan(means)
-        return _mean(means[known], self.full_sizes[known])
+        return _mean(self.points) if self.full_sizes is None else _mean(self.group_points, self.full_sizes)
 
     @property
     def group_points(self) -> Array:
         """Mean score of each group."""
-        return group_means(self.groups, self.points, self.weights)
+        return group_means(self.groups, self.points)
 
     def rows(self, which: Array, groups: Domains | None = None) -> Outcome:
         """The results on some of the examples."""
-        named = ("y", "points", "predicted", "output", "weights", "counts")
-        arrays = {n: v[which] for n in named if (v := getattr(self, n)) is not None and len(v)}
+        named = ("y", "points", "predicted", "output")
+        arrays = {n: v[which] for n in named if len(v := getattr(self, n))}
         return self._replace(**arrays, groups=groups or self.groups, full_sizes=None)
 
     def in_units(self, mean: float, scale: float) -> Outcome:
@@ -86,19 +78,16 @@ class Outcome(NamedTuple):
         return self._replace(y=y, output=output, points=self.points * scale**2)
 
 
-def group_means(groups: Domains, values: Array, weights: Array | None = None) -> Array:
-    """The (weighted) mean of the values of each group; NaN if its weights are all zero."""
-    weights = np.ones(len(values)) if weights is None else weights
-    parts = values * weights, weights
-    sums, totals = (np.add.reduceat(part[groups.indices], groups.offsets[:-1]) for part in parts)
-    means: Array = np.divide(sums, totals, out=np.full(len(totals), np.nan), where=totals > 0)
+def group_means(groups: Domains, values: Array) -> Array:
+    """The mean of the values of each group."""
+    means: Array = np.add.reduceat(values[groups.indices], groups.offsets[:-1]) / groups.sizes
     return means
 
 
 def mean_over_domains(metric: str, values: Iterable[float | None]) -> float:
     """The mean over domains, each of which counts once.
 
-    A domain without an accuracy (none of its labels counts) is left out. Any other metric is NaN where
+    A domain without an accuracy is left out. Any other metric is NaN where
     outputs are not finite, and so is the mean then.
     """
     known = [v for v in values if v is not None and (metric != "accuracy" or not math.isnan(v))]
@@ -106,8 +95,7 @@ def mean_over_domains(metric: str, values: Iterable[float | None]) -> float:
 
 
 def _mean(values: Array, weights: Array | None = None) -> float:
-    defined = len(values) and (weights is None or weights.sum() > 0)
-    return float(np.average(values, weights=weights)) if defined else math.nan
+    return float(np.average(values, weights=weights)) if len(values) else math.nan
 
 
 @dataclass(frozen=True)
@@ -119,7 +107,7 @@ class Metric:
     tasks: tuple[str, ...] = ()
     """Kinds of task that it supports; none: all."""
     needs: str = "points"
-    """Part of an :class:`Outcome` that it uses: points, class, output, counts or loss."""
+    """Part of an :class:`Outcome` that it uses: points, class, output or loss."""
     higher: bool = True
     """Whether higher is better."""
     over_groups: Callable[[Array], Any] | None = None
@@ -136,11 +124,8 @@ class Metric:
         return math.nan if np.isnan(values).all() else float(self.over_groups(values))
 
     def _value(self, outcome: Outcome) -> float:
-        if self.tasks and self.needs in ("class", "output"):
-            if outcome.weights is not None:  # without ignored labels
-                outcome = outcome.rows(outcome.weights > 0)
-            if not len(outcome.y) or (self.needs == "output" and not np.isfinite(outcome.output).all()):
-                return math.nan
+        if self.tasks and self.needs == "output" and not np.isfinite(outcome.output).all():
+            return math.nan
         return float(self.compute(outcome))
 
 
@@ -204,12 +189,6 @@ def _kappa(o: Outcome) -> Any:
     return cohen_kappa_score(o.y, o.predicted, labels=classes, weights="quadratic")
 
 
-def _iou(o: Outcome) -> float:
-    right, true, claimed = o.counts.sum(0).astype(np.float64)
-    some = true > 0
-    return _mean(right[some] / (true + claimed - right)[some])
-
-
 def _r_squared(o: Outcome) -> Any:
     from sklearn.metrics import r2_score
 
@@ -232,18 +211,16 @@ def _points(o: Outcome) -> float:
 
 CLASSES, REGRESSION = ("classification", "ordinal"), ("regression",)
 LABELS = (*CLASSES, "multilabel")
-COUNTED = (*LABELS, "dense")
 _EVERY = (
-    Metric("accuracy", _points, COUNTED),
-    Metric("worst-group accuracy", _points, COUNTED, over_groups=np.nanmin),
-    Metric("10th-percentile accuracy", _points, COUNTED, over_groups=lambda v: np.nanpercentile(v, 10)),
+    Metric("accuracy", _points, LABELS),
+    Metric("worst-group accuracy", _points, LABELS, over_groups=np.nanmin),
+    Metric("10th-percentile accuracy", _points, LABELS, over_groups=lambda v: np.nanpercentile(v, 10)),
     Metric("macro F1", _f1, LABELS, "class"),
     Metric("weighted F1", lambda o: _f1(o, "weighted"), CLASSES, "class"),
     Metric("macro recall", _recall, CLASSES, "class"),
     Metric("AUC", _auc, LABELS, "output"),
     Metric("class MAE", lambda o: np.abs(o.predicted - o.y).mean(), ("ordinal",), "class", False),
     Metric("quadratic weighted kappa", _kappa, ("ordinal",), "class"),
-    Metric("mean IoU", _iou, ("dense",), "counts"),
     Metric(
         "exact match", lambda o: (_columns(o.predicted == o.y) > 0).all(1).mean(), ("multilabel",), "class"
     ),
