@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.api.fit import as_domain_data
 from shoal.data import Domains
+from shoal.data.batch import as_examples
 from shoal.training.evaluate import MOST_DOMAINS, sample
 from shoal.training.examine import examine
 from shoal.training.options import complete

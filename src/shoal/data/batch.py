@@ -177,7 +177,7 @@ class Examples(Dataset[Any]):
 
     def batch(self, indices: Any) -> tuple[Any, ...]:
         """Some examples as one batch: x, y and, if there are any, weights."""
-        x, *others = self.collate([self.load(int(index)) for index in indices])
+        x, *others = collated(self, [self.load(int(index)) for index in indices])
         return self.finish(x), *others
 
     def evaluation(self) -> Examples:
@@ -261,6 +261,24 @@ class TensorData(Examples):
             return self
         weight = None if self.weight is None else self.weight.to(device)
         return type(self)(map_nest(lambda part: part.to(device), self.x), self.y.to(device), weight)
+
+
+def collated(examples: Examples, items: list[Any]) -> tuple[Any, ...]:
+    """Loaded examples as one batch (x, y) or (x, y, weight); an InputError if they do not fit together."""
+    try:
+        parts = examples.collate(items)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        advice = "make them the same shape, or give the dataset a method `collate`"
+        raise InputError(f"the examples of a batch do not fit together ({why}); {advice}.") from error
+    pair = isinstance(parts, (list, tuple)) and len(parts) in (2, 3)
+    if pair and all(isinstance(w, Tensor) and w.ndim == 1 and w.is_floating_point() for w in parts[2:]):
+        return tuple(parts)
+    got = f"{len(parts)} parts" if isinstance(parts, (list, tuple)) else type(parts).__name__
+    raise InputError(
+        f"an item of the dataset must be a pair (x, y), got {got}; a third part is a sample weight, one "
+        "floating-point number."
+    )
 
 
 def as_examples(dataset: Any) -> Examples:

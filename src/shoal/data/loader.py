@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from shoal.data.batch import Examples, MetaBatch, TensorData, as_examples
+from shoal.data.batch import Examples, MetaBatch, TensorData, as_examples, collated
 from shoal.data.sampler import BLOCK, key
 from shoal.errors import InputError
 
@@ -177,7 +177,7 @@ class _Steps(Dataset[Any]):
         try:
             with seeded(0):
                 items = [self._load(index, seed) for index, seed in plan]
-                return self._collated(items), places if numbers is None else numbers[0]
+                return collated(self.examples, items), places if numbers is None else numbers[0]
         except InputError as error:
             return error
 
@@ -191,22 +191,6 @@ class _Steps(Dataset[Any]):
         except Exception as error:
             error.add_note(f"This happened in example {index} of the dataset.")
             raise
-
-    def _collated(self, items: list[Any]) -> Any:
-        try:
-            parts = self.examples.collate(items)
-        except RuntimeError as error:
-            why = str(error).partition("\n")[0]
-            advice = "make them the same shape, or give the dataset a method `collate`"
-            raise InputError(f"the examples of a batch do not fit together ({why}); {advice}.") from error
-        pair = isinstance(parts, (list, tuple)) and len(parts) in (2, 3)
-        if pair and all(isinstance(w, Tensor) and w.ndim == 1 and w.is_floating_point() for w in parts[2:]):
-            return parts
-        got = f"{len(parts)} parts" if isinstance(parts, (list, tuple)) else type(parts).__name__
-        raise InputError(
-            f"an item of the dataset must be a pair (x, y), got {got}; a third part is a sample weight, one "
-            "floating-point number."
-        )
 
 
 def _identity(batch: Any) -> Any:
