@@ -14,7 +14,7 @@ import torch
 from imitations.wilds import WILDS
 from shoal import datasets
 from shoal.api.data import check
-from shoal.data.batch import DomainData, known_labels
+from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.datasets import registry
 from shoal.datasets.wilds import SPLITS, Published, find, published
@@ -167,7 +167,7 @@ def test_scores_are_the_packages(name: str, wilds_root: Path, wilds_package: Any
         domains = data.splits[SPLITS[split]]
         rows = domains.examples()
         groups = Domains(domains.names, domains.offsets, np.searchsorted(rows, domains.indices))
-        y = known_labels(data.examples)[rows].ravel()  # type: ignore[index]
+        y = data.examples.known_labels()[rows].ravel()  # type: ignore[index]
         points = np.square(guesses - y) if data.classes is None else (guesses == y).astype(float)
         outcome = Outcome(y, groups, points, guesses, guesses, uncounted=data.uncounted)
         for ours, called in SCORES[name].items():
