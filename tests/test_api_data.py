@@ -205,7 +205,7 @@ def test_a_plan_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("linear", "'linear' cannot be downloaded; these can: coloured-mnist, domainnet"),
         ("pasc", "Did you mean 'pacs'"),
-        ("fmow", "WILDS has been down since August 2026.*a copy that somebody has.*fmow_v1.1.*data_dir"),
+        ("fmow", "WILDS has been down since August 2026.*an existing copy.*fmow_v1.1.*data_dir"),
     ],
 )
 def test_what_cannot_be_downloaded(name: str, message: str, tmp_path: Path) -> None:

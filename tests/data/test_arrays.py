@@ -122,7 +122,7 @@ class TestWhatWorks:
 
         dataset = Own([(T[n], int(Y[n])) for n in range(COUNT)], targets=Y.tolist())
         data = from_dataset(dataset, SITES, held_out="c")
-        assert (data.examples, data.classes) == (dataset, 2)
+        assert (data.examples.dataset, data.classes) == (dataset, 2)
         fitted(data)
 
     def test_arrays(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal.data import Domains, TensorData
+from shoal.data.batch import as_examples
 from shoal.data.check import check_examples, check_outputs
 from shoal.errors import InputError
 
@@ -35,7 +36,6 @@ def with_value(index: int, value: float) -> torch.Tensor:
         (data(y=[0, 1, 2, 0, -1, 2]), 3, "example 1 of domain 'b' .example 4 of all.*from -1 to 2;"),
         (data(y=[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), 3, r"labels are torch.float32.*y.long\(\)"),
         (data(y=[[0], [1], [2], [0], [1], [2]]), 3, r"labels have shape \(6, 1\).*squeeze"),
-        (data(), None, r"targets are torch.int64.*y.float\(\)"),
         (data(y=[0.0, 1.0, 2.0, float("nan"), 1.0, 2.0]), None, "example 3 of all. has a target"),
         (data(x=torch.zeros(4, 2), y=[0, 1, 2, 0]), 3, "'b' has example 4"),
     ],
@@ -55,13 +55,17 @@ def test_good_tensors_pass() -> None:
 @pytest.mark.parametrize(
     ("item", "classes", "message"),
     [
-        (({"f": [torch.tensor([float("inf")])]}, 0), 2, "example 3 of domain 'b' has a feature"),
-        ((np.array([np.nan]), 0), 2, "example 3 of domain 'b' has a feature"),
-        ((torch.zeros(2), 2), 2, "example 3 of domain 'b'.*from 2 to 2; with classes=2 .* from 0 to 1"),
-        ((torch.zeros(2), 0.5), 2, "labels are torch.float32"),
+        (
+            ({"f": [torch.tensor([float("inf")])]}, 0),
+            2,
+            "example 0 of domain 'b' .example 3 of all. has a feature",
+        ),
+        ((np.array([np.nan]), 0), 2, "example 0 of domain 'b' .example 3 of all. has a feature"),
+        ((torch.zeros(2), 2), 2, "example 0 of domain 'b'.*from 2 to 2; with classes=2 .* from 0 to 1"),
+        ((torch.zeros(2), 0.5), 2, "labels are torch.float64"),
         ((torch.zeros(2), float("nan")), None, "target that is not finite"),
-        ((torch.zeros(2), 0, 0), 2, "3 parts.*got 0"),
-        ((torch.zeros(2), 0, -1.0), 2, "3 parts.*got -1.0"),
+        ((torch.zeros(2), 0, 0), 2, "must be a pair.*3 parts"),
+        ((torch.zeros(2), 0, -1.0), 2, "example 3 of all. has a weight that is not at least 0"),
         (torch.zeros(2), 2, "must be a pair"),
     ],
 )
@@ -69,8 +73,8 @@ def test_other_datasets_are_sampled(item: Any, classes: int | None, message: str
     good = (torch.zeros(2), 1 if classes else 0.5)
     items = [good, good, good, item, good, good]
     with pytest.raises(InputError, match=message):
-        check_examples(items, DOMAINS, classes)  # type: ignore[arg-type]
-    check_examples(items, DOMAINS, classes, sample=1)  # type: ignore[arg-type]
+        check_examples(as_examples(items), DOMAINS, classes)
+    check_examples(as_examples(items), DOMAINS, classes, sample=1)
 
 
 def test_outputs() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,14 +226,14 @@ def test_augmented_validation_depends_on_seed_and_place(folder: Path) -> None:
 
 
 def test_batches_depend_on_seed_and_step_only(data: Any) -> None:
-    """Not on the number of workers, where a loader begins, or where colours are changed."""
+    """Not on the number of workers, or where a loader begins."""
     sampler = DomainBatchSampler(data.splits["train"], 3, 2, steps=6, seed=5)
 
     def batches(examples: Any, workers: int = 0, start: int = 0) -> list[Tensor]:
         return [b.x for b in MetaBatchLoader(examples, sampler, workers=workers, start=start, stop=6)]
 
     alone = batches(data.examples)
-    for found in (batches(data.examples, 2), [*alone[:4], *batches(data.examples.on_device(), start=4)]):
+    for found in (batches(data.examples, 2), [*alone[:4], *batches(data.examples, start=4)]):
         for a, b in zip(alone, found, strict=True):
             torch.testing.assert_close(a, b)
     assert not torch.equal(alone[0], alone[1])
@@ -259,17 +258,6 @@ def test_recolouring_a_batch_is_torchvisions() -> None:
     many = torch.stack([random_colours() for _ in range(4000)])
     assert many.mean(0).tolist() == pytest.approx([0.5, 0.1, 1, 1, 1, 0], abs=0.03)
     assert many[:, 2:].std(0).tolist() == pytest.approx([0.6 / 12**0.5] * 4, abs=0.01)
-
-
-def test_images_finished_on_the_device_train_and_are_evaluated_alike(data: Any) -> None:
-    plain, raw = data.examples.evaluation(), data.examples.on_device().evaluation()
-    assert raw[0][0][0].dtype == torch.uint8
-    for i in (0, 5):
-        torch.testing.assert_close(raw.finish(raw[i][0]), plain[i][0])
-    model = shoal.models.build("small-cnn", input_shape=data.input_shape, classes=2, seed=0)
-    options: dict[str, Any] = {"steps": 3, "batch_size": 4, "device": "cpu", "progress": False}
-    run = shoal.fit("fish", model, replace(data, examples=data.examples.on_device()), **options)
-    assert 0 <= run.accuracy("test") <= 1
 
 
 # Broken files

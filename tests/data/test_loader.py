@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from shoal.data import (
     DomainBatchSampler,
@@ -18,7 +18,6 @@ from shoal.data import (
     MetaBatchLoader,
     TensorData,
 )
-from shoal.data.batch import batch_of, evaluation_view, known_labels
 from shoal.errors import InputError
 
 LABELS = np.arange(40) % 4
@@ -66,13 +65,13 @@ def test_tensors_are_gathered_as_planned(draw: Any, share: tuple[int, int]) -> N
 
 
 def test_a_batch_is_cut_and_merged() -> None:
-    x = {"a": torch.arange(9.0), "scalar": torch.tensor(3.0)}
+    x = {"a": torch.arange(9.0), "b": (torch.zeros(9, 2),)}
     batch = MetaBatch(x, torch.arange(9), torch.tensor([4] * 5 + [2] * 4), (5, 4))
     assert (len(batch), batch.ids.tolist(), tuple(batch.blocks.sizes)) == (9, [4, 2], (5, 4))
     first, second = batch.pieces(2)
     assert (first.sizes, second.sizes) == ((3, 2), (2, 2))
     assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 2, 5, 6], [3, 4, 7, 8])
-    assert first.x["scalar"] == 3
+    assert (first.x["a"].tolist(), first.x["b"][0].shape) == ([0, 1, 2, 5, 6], (5, 2))
     assert batch.merged().sizes == (9,)
     assert batch.pieces(1)[0] is batch
 
@@ -152,28 +151,20 @@ class Frame(Dataset):
     def __len__(self) -> int:
         return 40
 
-    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
-        return [self[index] for index in indices]
-
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.tensor([float(index)]), index % 4
 
 
 def test_attributes_of_a_dataset_mean_nothing() -> None:
     """What a dataset can do is declared by its class, not concluded from names that it happens to have."""
-    data = Frame()
-    assert evaluation_view(data) is data
-    assert known_labels(data) is None
-    assert known_labels(ConcatDataset([data, data])) is None
-    part = ConcatDataset([data, TensorData(torch.zeros(2), torch.tensor([1, 0]))])
-    assert known_labels(part).tolist() == [-1] * 40 + [1, 0]  # type: ignore[union-attr]
-    x, y = batch_of(data, [3, 9])
-    assert (x[:, 0].tolist(), y.tolist()) == ([3, 9], [3, 1])
-    for batch in MetaBatchLoader(data, sampler(), stop=2):
-        assert batch.x[:, 0].long().remainder(4).tolist() == batch.y.tolist()
     domains = Domains.from_labels(LABELS)
-    whole = DomainData(data, {"train": domains}, 4, (1,), "linear")
-    assert whole.split_as({"train": domains}, {}).examples is data
+    examples = DomainData(Frame(), {"train": domains}, 4, (1,), "linear").examples
+    assert examples.evaluation() is examples
+    assert examples.known_labels() is None
+    x, y = examples.batch([3, 9])
+    assert (x[:, 0].tolist(), y.tolist()) == ([3, 9], [3, 1])
+    for batch in MetaBatchLoader(Frame(), sampler(), stop=2):
+        assert batch.x[:, 0].long().remainder(4).tolist() == batch.y.tolist()
 
 
 @pytest.mark.skipif(not hasattr(os, "setsid"), reason="processes have no sessions")

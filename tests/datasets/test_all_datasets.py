@@ -62,7 +62,7 @@ def test_every_dataset_is_listed_with_what_it_is() -> None:
         assert each["paper"]
         if hasattr(module, "PUBLISHED"):
             newest = list(module.PUBLISHED.counts.values())[-1]
-            assert f"{sum(newest.examples.values()):,}" in each["summary"]
+            assert f"{sum(newest['examples'].values()):,}" in each["summary"]
         can_hold_out = "held_out" in inspect.signature(module.load).parameters
         assert can_hold_out == (hasattr(module, "DOMAINS") or name in OWN), name
 

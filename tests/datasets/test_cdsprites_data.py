@@ -141,18 +141,10 @@ def test_the_seed_reshuffles_and_other_options_only_shorten() -> None:
     assert not torch.equal(of_long.masks, other.masks)
 
 
-def test_sprites_are_drawn_once_and_where_they_are_used() -> None:
-    asked: list[torch.device] = []
-
-    def draw(device: torch.device) -> torch.Tensor:
-        asked.append(device)
-        return torch.zeros(4, 32, 32, dtype=torch.uint8, device=device)
-
-    examples = SpriteData(draw, torch.zeros(4).long(), torch.zeros(2, 3), torch.zeros(4).long())
-    elsewhere = examples.to("meta")
-    assert not asked
-    assert elsewhere.masks.shape == elsewhere.masks.shape == (4, 32, 32)
-    assert asked == [torch.device("meta")]
+def test_sprites_are_drawn_once_when_they_are_used() -> None:
+    _, examples = made()
+    assert "masks" not in vars(examples.to("meta"))
+    assert examples.masks is examples.masks
     assert examples.to("cpu") is examples
 
 

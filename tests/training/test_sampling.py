@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.api.fit import as_domain_data
 from shoal.data import Domains
+from shoal.data.batch import as_examples
 from shoal.training.evaluate import MOST_DOMAINS, sample
 from shoal.training.examine import examine
 from shoal.training.options import complete
@@ -83,7 +84,7 @@ def test_the_batch_of_an_evaluation_fits_the_largest_tensor_of_the_model() -> No
     assert batch_of(wide, inputs(torch.randn(8, 2))) == most // 5000
     long = [(torch.randint(50, (5 if i < 2 else 500,)), i % 2) for i in range(8)]  # the first two are short
     short = as_domain_data({"a": (torch.zeros(8, 5).long(), torch.arange(8) % 2)}, None, None)
-    found = examine(Tokens(2000), short, long, torch.device("cpu"), 2)
+    found = examine(Tokens(2000), short, as_examples(long), torch.device("cpu"), 2)
     assert found.numbers == 500 * 2000
 
 

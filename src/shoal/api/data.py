@@ -141,12 +141,12 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
         return [
             f"{split} has {here[what].get(split, 0):,} {what}, not {number:,}"
             for what in here
-            for split, number in getattr(published.counts[version], what).items()
+            for split, number in published.counts[version][what].items()
             if here[what].get(split, 0) != number
         ]
 
-    counts = {what: dict(getattr(published.counts[place.version], what)) for what in here}
-    source = published.counts[place.version].source
+    counts = {what: dict(published.counts[place.version][what]) for what in here}
+    source = published.counts[place.version]["source"]
     problems = differences(place.version) + [f"files that cannot be read: {len(unread):,}"] * bool(unread)
     table = Table(["split", "examples", "published", "domains", "published"])
     for split in dict.fromkeys([*here["examples"], *counts["examples"]]):
@@ -257,10 +257,8 @@ def _refused(folder: Path, options: Mapping[str, Any]) -> list[str]:
 def _unlike(layout: Layout, counts: Mapping[str, int], classes: Mapping[str, Mapping[str, int]]) -> list[str]:
     """How the images differ from what was published."""
     problems = [f"domain {name} is missing" for name in layout.domains if name not in counts]
-    differences = layout.differences(counts)
-    if all(differences.values()):
-        different = {d: n for d, n in differences[layout.source].items() if d in counts}
-        problems += [f"{d} has {counts[d]:,} images, not {number:,}" for d, number in different.items()]
+    different = {d: n for d, n in layout.counts.items() if d in counts and counts[d] != n}
+    problems += [f"{d} has {counts[d]:,} images, not {number:,}" for d, number in different.items()]
     there = len(next(iter(classes.values()), {}))
     problems += [f"there are {there} classes, not {layout.classes}"] * (there != layout.classes)
     return problems

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.data.arrays import from_arrays, from_dataset
-    from shoal.data.batch import DomainData, Examples, InMemory, MetaBatch, Task, TensorData
+    from shoal.data.batch import DomainData, Examples, MetaBatch, Task, TensorData
     from shoal.data.domains import Domains
     from shoal.data.hub import from_hf
     from shoal.data.loader import MetaBatchLoader
@@ -23,7 +23,6 @@ __all__ = [
     "DomainData",
     "Domains",
     "Examples",
-    "InMemory",
     "MetaBatch",
     "MetaBatchLoader",
     "Task",
@@ -38,7 +37,7 @@ __all__ = [
 ]
 MODULES = {
     "arrays": ("from_arrays", "from_dataset"),
-    "batch": ("DomainData", "Examples", "InMemory", "MetaBatch", "Task", "TensorData"),
+    "batch": ("DomainData", "Examples", "MetaBatch", "Task", "TensorData"),
     "domains": ("Domains",),
     "hub": ("from_hf",),
     "loader": ("MetaBatchLoader",),

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import TASKS, DomainData, Examples, TensorData, known_labels, leaves, tensors_in
+from shoal.data.batch import (
+    TASKS,
+    DatasetExamples,
+    DomainData,
+    Examples,
+    TensorData,
+    as_examples,
+    leaves,
+    tensors_in,
+)
 from shoal.data.domains import Domains
 from shoal.data.loader import seeded
 from shoal.data.splits import SHARE, Names, split, split_notes
@@ -133,12 +142,12 @@ def from_dataset(
 
 
 def _in_splits(data: DomainData, groups: Any, held_out: Names, share: float, seed: int) -> DomainData:
-    domains, size = Domains.from_labels(groups), len(data.examples)  # type: ignore[arg-type]
+    domains, size = Domains.from_labels(groups), len(data.examples)
     if len(domains.indices) != size:
         count = f"there are {size} examples and {len(domains.indices)} domains"
         raise InputError(f"{count}; give the domain of each example.")
     splits = split(domains, held_out, share, seed)
-    labels = known_labels(data.examples)
+    labels = data.examples.known_labels()
     complete = labels is not None and labels.ndim == 1 and (labels >= 0).all()
     notes = {**data.notes, **split_notes(splits, labels if complete else None, data.class_names)}
     return replace(data, splits=splits, notes=notes, model=MODELS.get(len(data.input_shape), ""))
@@ -213,10 +222,28 @@ def _joined(parts: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
         weight = None if first.weight is None else torch.cat([part.weight for part in several])
         x, y = torch.cat([part.x for part in several]), torch.cat([part.y for part in several])
         return TensorData(x, y, weight), domains
-    joined: Any = ConcatDataset(several)
-    if all(getattr(part, "collate", None) for part in several):
-        joined.collate = first.collate
-    return joined, domains
+    return Joined(several), domains
+
+
+class Joined(DatasetExamples):
+    """Datasets one after the other; the first makes the batches."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = [as_examples(part) for part in parts]
+        super().__init__(ConcatDataset(self.parts))
+
+    def collate(self, items: list[Any]) -> Any:
+        return self.parts[0].collate(items)
+
+    def evaluation(self) -> Examples:
+        return Joined([part.evaluation() for part in self.parts])
+
+    def known_labels(self) -> Array | None:
+        several = [part.known_labels() for part in self.parts]
+        if all(labels is None for labels in several):
+            return None
+        pairs = zip(self.parts, several, strict=True)
+        return np.concatenate([np.full(len(part), -1) if y is None else y for part, y in pairs])
 
 
 # What the labels are

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from shoal.errors import InputError
 from shoal.tensors import map_nest as map_nest
@@ -108,8 +107,8 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 
 def cut(x: Any, rows: slice | Tensor) -> Any:
-    """These examples of a nest; what has no batch dimension, such as a scalar, stays as it is."""
-    return map_nest(lambda part: part[rows] if isinstance(part, Tensor) and part.ndim else part, x)
+    """These examples of a nest."""
+    return map_nest(lambda part: part[rows] if isinstance(part, Tensor) else part, x)
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Examples(Dataset[Any]):
     """A dataset of examples, each ``(x, y)`` or ``(x, y, weight)``, that declares what else it can do.
 
     Any :class:`torch.utils.data.Dataset` with ``__len__`` and ``__getitem__`` can be trained on. One that can
-    do more derives from this class, or from :class:`InMemory`, and overrides what it can. ::
+    do more derives from this class and overrides what it can. ::
 
         class Photos(Examples):
             def evaluation(self):
@@ -164,44 +163,65 @@ class Examples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         raise NotImplementedError
 
-    def evaluation(self) -> Examples:
-        """The same examples as they are evaluated: nothing about them is random."""
-        return self
+    def load(self, index: int) -> Any:
+        """The example as a worker process of the loader reads it; :meth:`finish` does the rest."""
+        return self[index]
 
     def finish(self, x: Any) -> Any:
-        """Inputs of a batch, or of one example, as a model takes them: what is left to do on the device."""
+        """Inputs of a batch that was loaded, as a model takes them: computed on the device of the batch."""
         return x
 
+    def collate(self, items: list[Any]) -> Any:
+        """Loaded examples as one batch."""
+        return default_collate(items)
+
+    def batch(self, indices: Any) -> tuple[Any, ...]:
+        """Some examples as one batch: x, y and, if there are any, weights."""
+        x, *others = collated(self, [self.load(int(index)) for index in indices])
+        return self.finish(x), *others
+
+    def evaluation(self) -> Examples:
+        """The same examples as they are evaluated: without randomness."""
+        return self
+
     def in_splits(self, splits: Mapping[str, Domains]) -> Examples:
-        """The same examples in other splits, for those that treat training examples apart."""
+        """The same examples in other splits, for datasets that augment training examples only."""
         return self
 
     def known_labels(self) -> NDArray[Any] | None:
-        """The label of every example (−1: unknown), or ``None`` where that takes reading them."""
+        """The label of every example (−1: unknown), or ``None`` if examples have to be read for them."""
         return None
 
     def path(self, index: int) -> str:
-        """The file that an example is in, or ``""``."""
+        """The file of an example, or ``""``."""
         return ""
 
 
-class InMemory(Examples):
-    """Examples in memory: a batch is one gather, on whatever device they are."""
+class DatasetExamples(Examples):
+    """The examples of any map-style dataset.
 
-    def batch(self, indices: Tensor) -> tuple[Any, ...]:
-        """The examples at ``indices`` (a LongTensor on the data's device): x, y and, if any, weights."""
-        raise NotImplementedError
+    Args:
+        dataset: the dataset; if it has a method ``collate``, this makes batches of its items.
+    """
 
-    @property
-    def device(self) -> torch.device:
-        raise NotImplementedError
+    def __init__(self, dataset: Any) -> None:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            kind = type(dataset).__name__
+            raise InputError(f"{kind} has no __getitem__ and __len__; a map-style dataset is needed.")
+        self.dataset = dataset
 
-    def to(self, device: torch.device | str) -> Self:
-        """The same examples on another device (itself where they are there already)."""
-        raise NotImplementedError
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def collate(self, items: list[Any]) -> Any:
+        own = getattr(self.dataset, "collate", None)
+        return own(items) if callable(own) else default_collate(items)
 
 
-class TensorData(InMemory):
+class TensorData(Examples):
     """Examples in memory as tensors; a batch is gathered with one indexing operation, on their device.
 
     Args:
@@ -225,8 +245,8 @@ class TensorData(InMemory):
         pair = cut(self.x, index), self.y[index]
         return pair if self.weight is None else (*pair, self.weight[index])
 
-    def batch(self, indices: Tensor) -> tuple[Any, ...]:
-        return self[indices]
+    def batch(self, indices: Any) -> tuple[Any, ...]:
+        return self[torch.as_tensor(indices, device=self.device).long()]
 
     def known_labels(self) -> NDArray[Any]:
         return self.y.numpy(force=True)
@@ -236,45 +256,34 @@ class TensorData(InMemory):
         return self.y.device
 
     def to(self, device: torch.device | str) -> Self:
+        """The same examples on another device; itself if they are there."""
         if self.device == torch.device(device):
             return self
         weight = None if self.weight is None else self.weight.to(device)
         return type(self)(map_nest(lambda part: part.to(device), self.x), self.y.to(device), weight)
 
 
-def evaluation_view(examples: Dataset[Any]) -> Dataset[Any]:
-    """The examples as they are evaluated: without what is random about them."""
-    return examples.evaluation() if isinstance(examples, Examples) else examples
+def collated(examples: Examples, items: list[Any]) -> tuple[Any, ...]:
+    """Loaded examples as one batch (x, y) or (x, y, weight); an InputError if they do not fit together."""
+    try:
+        parts = examples.collate(items)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        advice = "make them the same shape, or give the dataset a method `collate`"
+        raise InputError(f"the examples of a batch do not fit together ({why}); {advice}.") from error
+    pair = isinstance(parts, (list, tuple)) and len(parts) in (2, 3)
+    if pair and all(isinstance(w, Tensor) and w.ndim == 1 and w.is_floating_point() for w in parts[2:]):
+        return tuple(parts)
+    got = f"{len(parts)} parts" if isinstance(parts, (list, tuple)) else type(parts).__name__
+    raise InputError(
+        f"an item of the dataset must be a pair (x, y), got {got}; a third part is a sample weight, one "
+        "floating-point number."
+    )
 
 
-def finished(examples: Dataset[Any], x: Any) -> Any:
-    """Inputs of ``examples`` as a model takes them; to be called where they are computed on."""
-    return examples.finish(x) if isinstance(examples, Examples) else x
-
-
-def known_labels(examples: Dataset[Any]) -> NDArray[Any] | None:
-    """The label of every example, −1 where it is unknown; ``None`` where none is known without reading."""
-    if not isinstance(examples, ConcatDataset):
-        return examples.known_labels() if isinstance(examples, Examples) else None
-    several = [known_labels(part) for part in examples.datasets]
-    if all(labels is None for labels in several):
-        return None
-    sizes = np.diff([0, *examples.cumulative_sizes])
-    return np.concatenate([np.full(n, -1) if y is None else y for y, n in zip(several, sizes, strict=True)])
-
-
-def collate_of(dataset: Dataset[Any]) -> Callable[[list[Any]], Any]:
-    """What puts its items together: the dataset's own method ``collate`` where it has one, else torch's."""
-    own = getattr(dataset, "collate", None)
-    return own if callable(own) else default_collate
-
-
-def batch_of(examples: Dataset[Any], indices: Sequence[int] | NDArray[Any]) -> tuple[Any, ...]:
-    """These examples as one batch, gathered where they are in memory, else read one by one."""
-    which = [int(i) for i in indices]
-    if isinstance(examples, InMemory):
-        return examples.batch(torch.tensor(which, device=examples.device))
-    return tuple(collate_of(examples)([examples[i] for i in which]))
+def as_examples(dataset: Any) -> Examples:
+    """Any map-style dataset as :class:`Examples`."""
+    return dataset if isinstance(dataset, Examples) else DatasetExamples(dataset)
 
 
 @dataclass(frozen=True)
@@ -282,7 +291,7 @@ class DomainData:
     """A dataset with its splits and domains.
 
     Args:
-        examples: map-style dataset of all examples.
+        examples: map-style dataset of all examples; it becomes :class:`Examples`.
         splits: :class:`~shoal.data.Domains` of ``"train"``, ``"validation"`` and ``"test"``, which index into
             ``examples``. The domains of ``"train"`` are trained on; those of other splits are the groups that
             are scored.
@@ -302,7 +311,7 @@ class DomainData:
             entities are independent, their examples are not.
     """
 
-    examples: Dataset[Any]
+    examples: Any
     splits: Mapping[str, Domains]
     classes: int | None
     input_shape: tuple[int, ...]
@@ -314,6 +323,9 @@ class DomainData:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     kind: str | None = None
     entities: NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "examples", as_examples(self.examples))
 
     @property
     def task(self) -> Task:
@@ -333,7 +345,4 @@ class DomainData:
             splits: domains of each split.
             notes: remarks on the splits.
         """
-        examples = self.examples
-        if isinstance(examples, Examples):
-            examples = examples.in_splits(splits)
-        return replace(self, examples=examples, splits=splits, notes=notes)
+        return replace(self, examples=self.examples.in_splits(splits), splits=splits, notes=notes)

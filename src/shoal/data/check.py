@@ -1,4 +1,4 @@
-"""Wrong data, found before training and named: what it is, where it is, what would be right."""
+"""Checks before training: which example is wrong and what would be right, and the outputs of a model."""
 
 from __future__ import annotations
 
@@ -9,106 +9,84 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from shoal.data.batch import TensorData, known_labels, leaves
+from shoal.data.batch import Examples, TensorData, leaves
 from shoal.data.domains import Domains
-from shoal.errors import InputError, shown
+from shoal.errors import InputError
 
-Doubt = tuple[NDArray[np.bool_], str]
-"""For each example whether something is wrong with it, and what."""
-CHUNK = 2**16  # examples looked at together: bounds the memory for temporaries
+CHUNK = 2**16  # examples that are tested together: bounds the memory for temporaries
 
 
-def check_examples(
-    dataset: Dataset[Any],
-    domains: Domains,
-    classes: int | None,
-    sample: int = 64,
-) -> None:
-    """Refuse indices beyond the dataset, features that are not finite, and labels that cannot be.
+def check_examples(examples: Examples, domains: Domains, classes: int | None, sample: int = 64) -> None:
+    """Refuse indices beyond the dataset, features that are not finite, and wrong labels.
 
-    A :class:`TensorData` is looked at whole; of any other the first example of up to ``sample`` domains is,
-    and the labels that it knows. Only examples that are in some domain count. ``classes`` is ``None`` for
-    regression.
+    :class:`TensorData` is checked completely; of other datasets, the labels that are known and the first
+    example of up to ``sample`` domains. Examples that are in no domain do not count. ``classes`` is ``None``
+    for regression.
     """
-    count = len(dataset)  # type: ignore[arg-type]
+    count = len(examples)
     if (top := int(domains.indices.max())) >= count:
         name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
         raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
-    if isinstance(dataset, TensorData):
-        for wrong, what in _doubts(dataset.x, dataset.y, dataset.weight, classes):
-            _refuse(wrong, domains, what)
-        if dataset.weight is not None:
-            totals = np.add.reduceat(dataset.weight.numpy(force=True)[domains.indices], domains.offsets[:-1])
+    if isinstance(examples, TensorData):
+        _check_batch(np.arange(count), domains, classes, examples.x, examples.y, examples.weight)
+        if examples.weight is not None:
+            weights = examples.weight.numpy(force=True)[domains.indices]
+            totals = np.add.reduceat(weights, domains.offsets[:-1])
             if not totals.all():
-                raise InputError(
-                    f"every weight of domain {domains.names[totals.argmin()]!r} is 0; remove it."
-                )
+                name = domains.names[totals.argmin()]
+                raise InputError(f"every weight of domain {name!r} is 0; remove it.")
         return
-    known = known_labels(dataset)
-    if known is not None and classes is not None and (rows := known != -1).any():
-        wrong, what = _wrong_labels(torch.as_tensor(known[rows]), classes)
-        rows[rows] = wrong
-        _refuse(rows, domains, what)
+    if classes is not None and (labels := examples.known_labels()) is not None:
+        rows = np.flatnonzero(labels != -1)
+        if len(rows):
+            _check_batch(rows, domains, classes, (), torch.as_tensor(labels[rows]))
     for d in range(min(len(domains), sample)):
-        example = int(domains.indices_of(d)[0])
-        where, item = f"example {example} of domain {domains.names[d]!r}", dataset[example]
-        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
-            raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or (x, y, weight).")
-        if len(item) == 3 and (not isinstance(item[2], (float, Tensor, np.floating)) or not item[2] >= 0):
-            raise InputError(f"{where} has 3 parts; the third must be a weight, got {shown(item[2])}.")
-        numbers = [v for v in leaves(item[0]) if isinstance(v, (float, Tensor, np.ndarray))]
-        x, y = [torch.as_tensor(v)[None] for v in numbers], torch.as_tensor(item[1])[None]
-        for wrong, what in _doubts(x, y, None, classes, whole=False):
-            if wrong.any():
-                raise InputError(f"{where} has {what}.")
+        rows = domains.indices_of(d)[:1]
+        _check_batch(rows, domains, classes, *examples.batch(rows))
 
 
-def _doubts(
-    x: Any, y: Tensor, weight: Tensor | None, classes: int | None, whole: bool = True
-) -> Iterator[Doubt]:
-    if classes is None and whole and not y.is_floating_point():
-        raise InputError(f"targets are {y.dtype}; for regression they must be floating: y.float().")
+def _check_batch(
+    rows: NDArray[Any], domains: Domains, classes: int | None, x: Any, y: Tensor, weight: Tensor | None = None
+) -> None:
+    """Refuse the first wrong example in a domain; ``rows`` are the indices of the examples."""
+    for wrong, what in _problems(x, y, weight, classes):
+        if wrong.any():
+            entries = np.flatnonzero(np.isin(domains.indices, rows[wrong.cpu().numpy()]))
+            if len(entries):
+                entry = int(entries[domains.indices[entries].argmin()])
+                d, example = domains.domain_at(entry), int(domains.indices[entry])
+                place = entry - int(domains.offsets[d])
+                of_all = "" if place == example else f" (example {example} of all)"
+                raise InputError(f"example {place} of domain {domains.names[d]!r}{of_all} has {what}.")
+
+
+def _problems(x: Any, y: Tensor, weight: Tensor | None, classes: int | None) -> Iterator[tuple[Tensor, str]]:
+    """For each check, which examples fail it and what is wrong with them."""
     for part in leaves(x):
-        yield _not_finite(part), "a feature that is not finite"
+        if isinstance(part, Tensor):
+            yield _not_finite(part), "a feature that is not finite"
     if weight is not None:
-        yield _not_finite(weight) | (weight < 0).cpu().numpy(), "a weight that is not at least 0"
+        yield _not_finite(weight) | (weight < 0), "a weight that is not at least 0"
     if classes is None:
         yield _not_finite(y), "a target that is not finite"
-    else:
-        yield _wrong_labels(y, classes)
-
-
-def _wrong_labels(y: Tensor, classes: int) -> Doubt:
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        return
+    if y.is_floating_point() or y.dtype == torch.bool:
         raise InputError(f"labels are {y.dtype}; with classes={classes} they must be integers: y.long().")
-    if y.ndim > 1:
-        hint = ": y.squeeze(1)" if y[0].numel() == 1 else "; several labels of 0 or 1 are task='multilabel'"
-        raise InputError(f"labels have shape {tuple(y.shape)}; they must be ({len(y)},){hint}.")
+    if y.ndim == 2 and y.shape[1] == 1:
+        raise InputError(f"labels have shape {tuple(y.shape)}; they must be ({len(y)},): y.squeeze(1).")
+    y = y.long()
     low, high = (int(value) for value in y.aminmax())
-    wrong = (y < 0) | (y >= classes)
     hint = f": subtract {low}" if low > 0 and high - low < classes else ""
     right = f"with classes={classes} they must range from 0 to {classes - 1}{hint}"
-    return wrong.cpu().numpy(), f"a wrong label; labels range from {low} to {high}; {right}"
+    wrong = ((y < 0) | (y >= classes)).reshape(len(y), -1).any(1)
+    yield wrong, f"a wrong label; labels range from {low} to {high}; {right}"
 
 
-def _not_finite(values: Tensor) -> NDArray[np.bool_]:
-    if not (values.is_floating_point() or values.is_complex()):
-        return np.zeros(len(values), dtype=bool)
-    parts = [~part.reshape(len(part), -1).isfinite().all(1) for part in values.split(CHUNK)]
-    return torch.cat(parts).cpu().numpy()
-
-
-def _refuse(wrong: NDArray[np.bool_], domains: Domains, what: str) -> None:
-    """Refuse the first example of a domain for which ``wrong`` holds."""
-    entries = np.flatnonzero(wrong[domains.indices])
-    if len(entries):
-        entry = int(entries[domains.indices[entries].argmin()])
-        d, example = domains.domain_at(entry), int(domains.indices[entry])
-        place = entry - int(domains.offsets[d])
-        of_all = "" if place == example else f" (example {example} of all)"
-        raise InputError(f"example {place} of domain {domains.names[d]!r}{of_all} has {what}.")
+def _not_finite(values: Tensor) -> Tensor:
+    if not values.is_floating_point():
+        return torch.zeros(len(values), dtype=torch.bool, device=values.device)
+    return torch.cat([~part.reshape(len(part), -1).isfinite().all(1) for part in values.split(CHUNK)])
 
 
 def check_outputs(output: Any, y: Tensor, classes: int | None, kind: str = "") -> None:

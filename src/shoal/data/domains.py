@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -26,33 +25,30 @@ class Domains:
     (('oslo', 'paris'), array([0, 2], dtype=int32))
 
     Args:
-        names: names of the domains; an integer array is converted to strings only when needed.
+        names: names of the domains.
         offsets: start of each domain in ``indices``, and its end.
         indices: indices of examples.
     """
 
-    def __init__(
-        self, names: Sequence[str] | NDArray[Any], offsets: NDArray[Any], indices: NDArray[Any]
-    ) -> None:
-        self._labels = names if isinstance(names, np.ndarray) else tuple(names)
+    def __init__(self, names: Iterable[Any], offsets: NDArray[Any], indices: NDArray[Any]) -> None:
+        self.names = tuple(map(str, names))
         self.offsets = np.asarray(offsets, dtype=np.int64)
         self.sizes = np.diff(self.offsets)
-        if not len(self._labels):
+        if not self.names:
             raise InputError("there are no domains; at least one example is needed.")
-        if len(self._labels) != len(self.sizes) or self.offsets[0] != 0 or self.offsets[-1] != len(indices):
+        if len(self.names) != len(self.sizes) or self.offsets[0] != 0 or self.offsets[-1] != len(indices):
             raise InputError(
-                f"{len(self._labels)} names, {len(self.offsets)} offsets and {len(indices)} indices do not "
+                f"{len(self.names)} names, {len(self.offsets)} offsets and {len(indices)} indices do not "
                 "fit; offsets must be one more than names and run from 0 to the number of indices."
             )
-        if isinstance(self._labels, tuple) and len(set(self._labels)) < len(self._labels):
-            twice = Counter(self._labels).most_common(1)[0][0]
+        if len(set(self.names)) < len(self.names):
+            twice = Counter(self.names).most_common(1)[0][0]
             raise InputError(f"two domains have the name {twice!r}; rename one.")
         if self.sizes.min() < 1:
-            empty = self._labels[int(np.argmax(self.sizes < 1))]
-            raise InputError(f"domain {str(empty)!r} has no examples; remove it.")
+            raise InputError(f"domain {self.names[self.sizes.argmin()]!r} has no examples; remove it.")
         if (lowest := int(indices.min())) < 0:
-            d = self.domain_at(int(indices.argmin()))
-            raise InputError(f"domain {str(self._labels[d])!r} has index {lowest}; indices count from 0.")
+            name = self.names[self.domain_at(int(indices.argmin()))]
+            raise InputError(f"domain {name!r} has index {lowest}; indices count from 0.")
         small = int(indices.max()) < 2**31
         self.indices: NDArray[Any] = indices.astype(np.int32 if small else np.int64, copy=False)
 
@@ -64,13 +60,9 @@ class Domains:
             labels: domain of each example.
         """
         values = _label_values(labels)
-        names: Any
-        if values.dtype.kind == "O":  # by a dictionary, which is faster than sorting strings
-            names = sorted(set(values))
-            number = {name: d for d, name in enumerate(names)}
-            codes = np.fromiter((number[v] for v in values), np.int64, len(values))
-        else:
-            names, codes = np.unique(values, return_inverse=True)
+        names = sorted(set(values))
+        number = {name: d for d, name in enumerate(names)}
+        codes = np.fromiter((number[value] for value in values), np.int64, len(values))
         offsets = np.concatenate([[0], np.bincount(codes).cumsum()])
         return cls(names, offsets, codes.argsort(kind="stable"))
 
@@ -85,7 +77,7 @@ class Domains:
             if not isinstance(size, (int, np.integer)) or not 1 <= size < 2**48:
                 raise InputError(f"domain {str(name)!r} has {shown(size)} examples; it needs at least one.")
         offsets = np.cumsum([0, *sizes.values()], dtype=np.int64)
-        return cls([str(name) for name in sizes], offsets, np.arange(offsets[-1]))
+        return cls(sizes, offsets, np.arange(offsets[-1]))
 
     @classmethod
     def from_indices(cls, indices: Mapping[str, Any]) -> Domains:
@@ -96,21 +88,15 @@ class Domains:
         """
         parts = [_index_array(name, part) for name, part in indices.items()]
         offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        return cls([str(name) for name in indices], offsets, np.concatenate([np.empty(0, np.int64), *parts]))
+        return cls(indices, offsets, np.concatenate([np.empty(0, np.int64), *parts]))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __repr__(self) -> str:
-        each = [f"{self._labels[d]!s}: {self.sizes[d]:,}" for d in range(min(len(self), 5))]
+        each = [f"{name}: {size:,}" for name, size in zip(self.names[:5], self.sizes, strict=False)]
         more = [f"… {len(self) - 5:,} more"] if len(self) > 5 else []
         return f"Domains({len(self):,} domains, {len(self.indices):,} entries: {', '.join(each + more)})"
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of the domains, in order."""
-        labels = self._labels
-        return tuple(map(str, labels.tolist())) if isinstance(labels, np.ndarray) else labels
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -132,7 +118,7 @@ class Domains:
         Args:
             names_or_numbers: one name or number, or several.
         """
-        if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
+        if isinstance(names_or_numbers, (str, int, np.integer)):
             names_or_numbers = [names_or_numbers]
         chosen: list[int] = []
         for d in listed(names_or_numbers, "names or numbers of domains"):
@@ -141,7 +127,7 @@ class Domains:
                 raise InputError(f"domain number {shown(d)} must be from 0 to {len(self) - 1}.")
             chosen.append(int(number))
         if len(set(chosen)) < len(chosen):
-            twice = str(self._labels[Counter(chosen).most_common(1)[0][0]])
+            twice = self.names[Counter(chosen).most_common(1)[0][0]]
             raise InputError(f"domain {twice!r} is listed twice; list each domain once.")
         return chosen
 
@@ -177,7 +163,7 @@ class Domains:
         sizes = self.sizes[chosen]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
-        return Domains(self._labels_of(chosen), offsets, self.indices[places])
+        return Domains([self.names[d] for d in chosen], offsets, self.indices[places])
 
     def filter(self, keep: NDArray[np.bool_]) -> Domains:
         """Keep only some entries of ``indices``; empty domains are removed.
@@ -188,11 +174,7 @@ class Domains:
         sizes = np.add.reduceat(keep, self.offsets[:-1], dtype=np.int64)
         left = np.flatnonzero(sizes)
         offsets = np.concatenate([[0], np.cumsum(sizes[left])])
-        return Domains(self._labels_of(left), offsets, self.indices[keep])
-
-    def _labels_of(self, chosen: NDArray[np.int64]) -> Sequence[str] | NDArray[Any]:
-        labels = self._labels
-        return labels[chosen] if isinstance(labels, np.ndarray) else [labels[d] for d in chosen]
+        return Domains([self.names[d] for d in left], offsets, self.indices[keep])
 
 
 def _as_array(values: Any, name: str) -> NDArray[Any]:
@@ -203,26 +185,24 @@ def _as_array(values: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name} cannot be made an array: {shown(values)}.") from error
 
 
-def _label_values(labels: Any) -> NDArray[Any]:
-    """Labels as an integer array, or as an object array of strings."""
-    values = _as_array(labels, "labels")
-    if values.ndim != 1 or len(values) == 0:
-        raise InputError(f"labels have shape {values.shape}; there must be one label per example.")
-    if values.dtype.kind in "iu":
+def _label_values(labels: Any) -> list[Any]:
+    """Labels as a list of integers, or else of strings."""
+    array = _as_array(labels, "labels")
+    if array.ndim != 1 or len(array) == 0:
+        raise InputError(f"labels have shape {array.shape}; there must be one label per example.")
+    # A NaN among strings is a string in their array.
+    own = array.dtype.kind in "US" and not isinstance(labels, np.ndarray)
+    values: list[Any] = list(labels) if own else array.tolist()
+    if array.dtype.kind in "iu":
         return values
-    several = values.tolist() if isinstance(labels, np.ndarray) or values.dtype.kind not in "US" else labels
-    for where, value in enumerate(several):
+    for position, value in enumerate(values):
         # pandas' NA cannot be compared, so it is known by its type's name
         missing = value is None or type(value).__name__ == "NAType" or value != value
         if missing or (isinstance(value, float) and not value.is_integer()):
-            place = f"the domain label at position {where} is {value}"
+            place = f"the domain label at position {position} is {value}"
             raise InputError(f"{place}; every example needs an integer or a string.")
-    if all(isinstance(value, (int, float)) for value in several) and values.dtype.kind != "b":
-        with contextlib.suppress(OverflowError):
-            return values.astype(np.int64)
-    strings = np.empty(len(values), dtype=object)
-    strings[:] = [str(value) for value in several]
-    return strings
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    return [int(value) if numbers else str(value) for value in values]
 
 
 def _index_array(name: str, indices: Any) -> NDArray[np.int64]:

@@ -73,7 +73,7 @@ def from_hf(
     y, names = numbered(_values(dataset, label), f"column {label!r}")
     splits = split(Domains.from_labels(_values(dataset, domain)), held_out, validation, seed)
     notes = split_notes(splits, y.numpy() if names else None, names)
-    found = DomainData([], splits, len(names) or None, (), "", class_names=names, notes=notes)  # type: ignore[arg-type]
+    found = DomainData([], splits, len(names) or None, (), "", class_names=names, notes=notes)
     if text is None:
         examples = HubImages(dataset, str(image), y, size)
         shape = (3, size, size)

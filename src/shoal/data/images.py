@@ -266,8 +266,7 @@ class ImageFiles(Examples):
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
     the next one of its domain and split takes its place.
 
-    Examples of :meth:`on_device` are uint8, and :meth:`finish` changes colours and normalizes them on the
-    device of the batch.
+    :meth:`load` gives bytes, and :meth:`finish` changes colours and normalizes on the device of the batch.
 
     Args:
         files: DataFrame of :func:`image_frame`.
@@ -294,13 +293,18 @@ class ImageFiles(Examples):
         if augment:
             v2 = load("torchvision.transforms.v2", "images")
             self.crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
-        self.augment_validation, self.evaluated, self.raw = augment_validation, False, False
+        self.augment_validation, self.evaluated = augment_validation, False
         self.split = np.zeros(len(files), np.int8)  # 1 train, 2 validation, others higher; 0: none
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        (pixels, colours), label = self.load(index)
+        return self.finish((pixels[None], colours[None]))[0], label
+
+    def load(self, index: int) -> tuple[tuple[Tensor, Tensor], Any]:
+        """The image as uint8, and what augmentation does to its colours."""
         augmented = self.crop is not None and self.split[index] in ((1, 2) if self.evaluated else (1,))
         # A crop of an image of twice the size has enough pixels.
         used, image = self._read(index, 2 * self.size if augmented else self.size)
@@ -311,21 +315,10 @@ class ImageFiles(Examples):
                     seed = key(VALIDATION_AUGMENTATION, self.seed, index)[0] >> np.uint64(1)
                     torch.default_generator.manual_seed(int(seed))
                 image, colours = self.crop(image), random_colours()
-        x = self.to_tensor.pixels(image), colours
-        return (x if self.raw else self.finish(x)), self.labels[used].item()
-
-    def on_device(self) -> Self:
-        """The same files as uint8, of which :meth:`finish` makes what a model takes."""
-        same = copy.copy(self)
-        same.raw = True
-        return same
+        return (self.to_tensor.pixels(image), colours), self.labels[used].item()
 
     def finish(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return x  # by :meth:`__getitem__`
         pixels, colours = x
-        if pixels.ndim == 3:
-            return self.finish((pixels[None], colours[None]))[0]
         return self.to_tensor.normalize(pixels if self.crop is None else recolour(pixels, colours))
 
     def known_labels(self) -> NDArray[Any]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import colorsys
 import math
-from collections.abc import Callable
-from functools import partial
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from shoal.settings import Count, Seed
 SHAPES = ("square", "ellipse", "heart")
 LATENT_SIZES = (3, 6, 40, 32, 32)
 """Numbers of shapes, scales, orientations and positions in x and y."""
-SHAPES_USED = (0, 1)  # square, ellipse: also the labels
 
 # Lengths in pixels at scale 1.
 SQUARE_HALF_SIDE = 9.6
@@ -33,21 +31,18 @@ ELLIPSE_SEMI_AXES = (12.77, 7.23)
 HEART_HALF_WIDTH, HEART_HEIGHT, HEART_OFFSET = 9.594, 0.66218, 1.436
 
 
-def latent_grid(shapes: tuple[int, ...] = SHAPES_USED) -> Tensor:
+def latent_grid(shapes: tuple[int, ...] = (0, 1)) -> Tensor:
     """All latents of the given shapes, (n, 5), in the order of the dSprites archive."""
-    axes = [torch.tensor(shapes), *(torch.arange(n) for n in LATENT_SIZES[1:])]
-    return torch.cartesian_prod(*axes)
+    return torch.cartesian_prod(torch.tensor(shapes), *(torch.arange(n) for n in LATENT_SIZES[1:]))
 
 
-def render(latents: Tensor, size: int = 64, device: torch.device | str | None = None) -> Tensor:
+def render(latents: Tensor, size: int = 64) -> Tensor:
     """Draw sprites: latents (n, 5) of class numbers → uint8 (n, size, size) of zeros and ones.
 
-    A pixel is on if its centre lies inside the shape; there is no anti-aliasing. ``size`` 32 looks at every
+    A pixel is on if its centre lies inside the shape; there is no anti-aliasing. ``size`` 32 uses every
     second centre of the 64 × 64 grid, starting at the first: it is ``render(latents, 64)[:, ::2, ::2]``.
-    Drawn on ``device`` (the latents' own by default), which must know float64.
     """
-    device = latents.device if device is None else torch.device(device)
-    latents = latents.to(device)
+    device = latents.device
     images = torch.empty(len(latents), size, size, dtype=torch.uint8, device=device)
     # One chunk's temporaries: 2 MB each on the CPU, where they stay in cache; 64 MB each on an accelerator.
     chunk = (2**18 if device.type == "cpu" else 2**23) // size**2
@@ -56,8 +51,8 @@ def render(latents: Tensor, size: int = 64, device: torch.device | str | None = 
         for rows in (latents[:, 0] == shape).nonzero().squeeze(1).split(chunk):
             _, scale, orientation, x, y = latents[rows].double().T
             scale, angle = 0.5 + scale / 10, 2 * math.pi / 39 * orientation
-            # Pixel centres as the upright sprite of scale 1 sees them. Screen y points down and sprites turn
-            # counter-clockwise. Each coordinate is a function of the column plus one of the row.
+            # Pixel centres in the coordinates of the upright sprite of scale 1. Screen y points down and
+            # sprites turn counter-clockwise. Each coordinate is a function of the column plus one of the row.
             dx = (centres - (16 + 32 / 31 * x)[:, None]) / scale[:, None]
             dy = (centres - (16 + 32 / 31 * y)[:, None]) / scale[:, None]
             cos, sin = angle.cos()[:, None], angle.sin()[:, None]
@@ -67,16 +62,13 @@ def render(latents: Tensor, size: int = 64, device: torch.device | str | None = 
     return images
 
 
-# These work in place: each owns its two arguments, and memory traffic is what drawing costs.
-
-
 def _in_square(across: Tensor, down: Tensor) -> Tensor:
-    return torch.maximum(across.abs_(), down.abs_()) <= SQUARE_HALF_SIDE
+    return torch.maximum(across.abs(), down.abs()) <= SQUARE_HALF_SIDE
 
 
 def _in_ellipse(across: Tensor, down: Tensor) -> Tensor:
     a, b = ELLIPSE_SEMI_AXES
-    return across.square_().mul_((b / a) ** 2).add_(down.square_()) <= b**2
+    return across**2 * (b / a) ** 2 + down**2 <= b**2
 
 
 def _in_heart(across: Tensor, down: Tensor) -> Tensor:
@@ -87,30 +79,24 @@ def _in_heart(across: Tensor, down: Tensor) -> Tensor:
     point is inside if its own bracket is within |odd| of even. Beside the heart q < 0, the root is NaN and
     the comparison false.
     """
-    q = 1 - across.abs_().div_(HEART_HALF_WIDTH).pow_(2 / 3)
-    bracket = down.add_(HEART_OFFSET).div_(-HEART_HEIGHT)
-    even = 4 - q * (2 + 8 * q)
-    odd = q.sqrt() * (19 - 8 * q)
-    return bracket.sub_(even).abs_() <= odd
+    q = 1 - (across.abs() / HEART_HALF_WIDTH) ** (2 / 3)
+    bracket = (down + HEART_OFFSET) / -HEART_HEIGHT
+    return (bracket - (4 - q * (2 + 8 * q))).abs() <= q.sqrt() * (19 - 8 * q)
 
 
 class SpriteData(TensorData):
     """Coloured sprites, painted batch by batch from one byte per pixel and one colour per example.
 
-    ``masks`` may be a function that draws them on a device. It is called when they are first needed, so that
-    what is trained on an accelerator is drawn there and never crosses the host's memory.
+    They are drawn when they are first needed, on the device they are on.
     """
 
-    def __init__(
-        self, masks: Tensor | Callable[[torch.device], Tensor], colours: Tensor, palette: Tensor, y: Tensor
-    ) -> None:
-        self._masks, self.colours, self.palette, self.y, self.weight = masks, colours, palette, y, None
+    def __init__(self, latents: Tensor, size: int, colours: Tensor, palette: Tensor) -> None:
+        self.latents, self.size, self.colours, self.palette = latents, size, colours, palette
+        self.y, self.weight = latents[:, 0], None
 
-    @property
+    @cached_property
     def masks(self) -> Tensor:
-        if not isinstance(self._masks, Tensor):
-            self._masks = self._masks(self.device)
-        return self._masks
+        return render(self.latents, self.size)
 
     @property
     def x(self) -> Tensor:
@@ -122,11 +108,11 @@ class SpriteData(TensorData):
         colours = self.palette[self.colours[index]][..., None, None]
         return self.masks[index].unsqueeze(-3) * colours, self.y[index]
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device | str) -> SpriteData:
         if self.device == torch.device(device):
             return self
-        masks = self._masks.to(device) if isinstance(self._masks, Tensor) else self._masks
-        return type(self)(masks, *(t.to(device) for t in (self.colours, self.palette, self.y)))
+        latents, colours, palette = (t.to(device) for t in (self.latents, self.colours, self.palette))
+        return SpriteData(latents, self.size, colours, palette)
 
 
 def load(
@@ -163,29 +149,21 @@ def load(
     hues = [colorsys.hsv_to_rgb(i / (2 * domains), 1.0, 1.0) for i in range(2 * domains)]
     paints = torch.tensor(hues) if palette == "adjacent" else torch.rand(2 * domains, 3, generator=generator)
     latents = latents[order[:, :count].flatten()]
-    y = latents[:, 0]
-    own_colours = 2 * torch.arange(domains)[:, None] + y.view(domains + 2, count)[:domains]
+    own_colours = 2 * torch.arange(domains)[:, None] + latents[:, 0].view(domains + 2, count)[:domains]
     colours = torch.cat([own_colours, any_colours[:, :count]]).flatten()
-    rows = torch.arange(len(y)).view(domains + 2, count).numpy()
+    names = [*(f"domain {i}" for i in range(domains)), "validation", "test"]
+    rows = dict(zip(names, torch.arange(len(latents)).view(-1, count).numpy(), strict=True))
+    test, validation = {"test": rows.pop("test")}, {"validation": rows.pop("validation")}
+    splits = {"train": rows, "validation": validation, "test": test}
     return DomainData(
-        examples=SpriteData(partial(_draw, latents, size), colours, paints, y),
-        splits={
-            "train": Domains.from_indices({f"domain {i}": rows[i] for i in range(domains)}),
-            "validation": Domains.from_indices({"validation": rows[domains]}),
-            "test": Domains.from_indices({"test": rows[domains + 1]}),
-        },
+        examples=SpriteData(latents, size, colours, paints),
+        splits={split: Domains.from_indices(parts) for split, parts in splits.items()},
         classes=2,
         input_shape=(3, size, size),
         model="sprite-cnn",
-        class_names=("square", "ellipse"),
+        class_names=SHAPES[:2],
         notes={"validation": "sampled like the test domain, so that selection on it is oracle-like"},
     )
-
-
-def _draw(latents: Tensor, size: int, device: torch.device) -> Tensor:
-    # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels.
-    where = "cuda" if device.type == "cpu" and torch.cuda.is_available() else device
-    return render(latents, size, device=where).to(device)
 
 
 cdsprites = SimpleNamespace(load=load)

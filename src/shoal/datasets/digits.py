@@ -30,7 +30,6 @@ from shoal.settings import Count, Seed
 
 Change = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 ANGLES = {f"{angle}°": angle for angle in (0, 15, 30, 45, 60, 75)}
-LABEL_NOISE = 0.25
 COLOUR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
 MD5 = {
     "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -43,19 +42,17 @@ MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.
 
 
 def _paths(folder: str | Path | None) -> list[Path]:
-    inside = (".", "raw", "MNIST/raw")
+    inside = (".", "mnist", "raw", "MNIST/raw")
     return find_files(
         list(MD5), folder=folder, home="mnist", inside=inside, endings=("", ".gz"), get="rotated-mnist"
     )
 
 
 def _find(folder: Path) -> Path | None:
-    for place in (folder / "mnist", folder):
-        try:
-            return _paths(place)[0].parent
-        except InputError:
-            continue
-    return None
+    try:
+        return _paths(folder)[0].parent
+    except InputError:
+        return None
 
 
 SOURCES = tuple(
@@ -84,28 +81,24 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 def read_mnist(folder: str | Path | None) -> tuple[Tensor, Tensor]:
     """Images uint8 (70000, 28, 28) and digits int64 in the order of the files, training before test."""
-    images, labels = list[NDArray[Any]](), list[NDArray[Any]]()
-    paths = _paths(folder)
-    for image_file, label_file in zip(paths[::2], paths[1::2], strict=True):
-        x, y = _read_idx(image_file, 3), _read_idx(label_file, 1)
-        if len(x) != len(y) or (y > 9).any() or x.shape[1:] != (28, 28):
-            what = f"has {len(y)} labels up to {y.max(initial=0)} for images of shape {x.shape}"
-            raise InputError(f"{str(label_file)!r} {what}. Download it again; {SAY_WHERE} to look.")
-        images.append(x)
-        labels.append(y.astype(np.int64))
-    return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels))
+    train_x, train_y, test_x, test_y = map(_read_idx, _paths(folder))
+    for x, y in ((train_x, train_y), (test_x, test_y)):
+        if x.shape != (len(y), 28, 28) or y.ndim != 1 or y.max(initial=0) > 9:
+            what = f"labels {y.shape} up to {y.max(initial=0)} for images {x.shape}, not (n, 28, 28)"
+            raise InputError(f"MNIST's files have {what}. Download them again; {SAY_WHERE} to look.")
+    images, labels = np.concatenate([train_x, test_x]), np.concatenate([train_y, test_y])
+    return torch.from_numpy(images), torch.from_numpy(labels).long()
 
 
-def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The bytes of an idx file of so many dimensions, gzipped or not."""
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    """The bytes in an idx file, gzipped or not."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-        magic, *sizes = np.frombuffer(content, ">u4", 1 + dimensions).tolist()
-        if magic != 0x0800 + dimensions:
-            raise ValueError(f"it starts with the number {magic}, not {0x0800 + dimensions}")
+        dimensions = content[3]
+        sizes = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
         return np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions)).reshape(sizes)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
         again = f"Download it again; {SAY_WHERE} to look."
         raise InputError(f"{str(path)!r} cannot be read ({error}). {again}") from error
 
@@ -113,7 +106,7 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 def rotate(images: Tensor, degrees: float) -> Tensor:
     """Images (n, h, w) rotated counter-clockwise about their middle, interpolated bilinearly."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    # From a pixel of the rotated image to where it is looked up; y points down.
+    # From a pixel of the rotated image to its place in the original one; y points down.
     matrix = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]).expand(len(images), 2, 3)
     grid = F.affine_grid(matrix, [len(images), 1, *images.shape[1:]], align_corners=False)
     return F.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
@@ -136,7 +129,7 @@ def noisy_colours(digits: Tensor, generator: torch.Generator) -> tuple[Tensor, T
     0.1, 0.2, 0.9 by domain, i mod 3.
     """
     noise = torch.tensor(list(COLOUR_NOISE.values()))[torch.arange(len(digits)) % len(COLOUR_NOISE)]
-    label = (digits < 5) ^ (torch.rand(len(digits), generator=generator) < LABEL_NOISE)
+    label = (digits < 5) ^ (torch.rand(len(digits), generator=generator) < 0.25)
     colour = label ^ (torch.rand(len(digits), generator=generator) < noise)
     return label, colour
 
@@ -151,14 +144,30 @@ def coloured(images: Tensor, digits: Tensor, generator: torch.Generator) -> tupl
     return torch.stack([images * ~lit, images * lit], dim=1), label[: len(images)].long()
 
 
-def _datasets(
-    domains: list[str], change: Change, default: str, class_names: tuple[str, ...]
-) -> tuple[SimpleNamespace, SimpleNamespace]:
-    """The datasets of one kind: of the digits of scikit-learn, and of MNIST."""
+def _dataset(domains: list[str], change: Change, default: str, classes: tuple[str, ...], mnist: bool) -> Any:
+    """The digits of MNIST or of scikit-learn, shuffled, in domains that ``change`` makes of them."""
 
-    def make(
-        images: Tensor, digits: Tensor, held_out: str | list[str], seed: int, per_domain: int | None = None
+    def load(
+        *,
+        held_out: str | list[str] = default,
+        seed: Seed = 0,
+        folder: str | None = None,
+        per_domain: Count | None = None,
     ) -> DomainData:
+        """Shuffled digits, rotated or coloured as DomainBed does.
+
+        Example i is in domain i mod their number, and a fifth of each training domain is held out for
+        validation.
+
+        Args:
+            held_out: the held-out domain, or a list of them.
+            seed: for the shuffle, and the noise in labels and colours.
+            folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
+            per_domain: use only this many images of each domain, the first ones.
+        """
+        if folder is not None and not mnist:
+            raise InputError("is for datasets of MNIST; these digits are scikit-learn's.", "folder")
+        images, digits = read_mnist(folder) if mnist else read_digits()
         tested, count = held_out_names(held_out, domains), len(domains)
         most = len(digits) // count
         if per_domain is not None and not 5 <= per_domain <= most:  # of fewer none is left for validation
@@ -175,47 +184,19 @@ def _datasets(
                 splits["test"][name] = rows
             else:
                 splits["validation"][name], splits["train"][name] = np.split(rows, [len(rows) // 5])
-        floats = x.is_floating_point()
         return DomainData(
-            examples=TensorData(x, y) if floats else ByteImages(x, y),
+            examples=ByteImages(x, y) if mnist else TensorData(x, y),
             splits={split: Domains.from_indices(parts) for split, parts in splits.items() if parts},
-            classes=len(class_names),
+            classes=len(classes),
             input_shape=tuple(x.shape[1:]),
-            model="small-cnn" if floats else "mnist-cnn",
-            class_names=class_names,
+            model="mnist-cnn" if mnist else "small-cnn",
+            class_names=classes,
         )
 
-    def load_digits(*, held_out: str | list[str] = default, seed: Seed = 0) -> DomainData:
-        """The digits of scikit-learn, shuffled; ``held_out`` is the held-out domain, or a list of them.
-
-        Example i is in domain i mod their number, and a fifth of each training domain is held out for
-        validation.
-        """
-        return make(*read_digits(), held_out, seed)
-
-    def load_mnist(
-        *,
-        held_out: str | list[str] = default,
-        seed: Seed = 0,
-        folder: str | None = None,
-        per_domain: Count | None = None,
-    ) -> DomainData:
-        """MNIST, shuffled, and rotated or coloured as DomainBed does.
-
-        Args:
-            held_out: the held-out domain, or a list of them.
-            seed: for the shuffle, and the noise in labels and colours.
-            folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
-            per_domain: use only this many images of each domain, the first ones.
-        """
-        return make(*read_mnist(folder), held_out, seed, per_domain)
-
-    names = tuple(domains)
-    return (
-        SimpleNamespace(load=load_digits, DOMAINS=names),
-        SimpleNamespace(load=load_mnist, DOMAINS=names, DOWNLOAD=DOWNLOAD),
-    )
+    return SimpleNamespace(load=load, DOMAINS=tuple(domains), **({"DOWNLOAD": DOWNLOAD} if mnist else {}))
 
 
-rotated_digits, rotated_mnist = _datasets(list(ANGLES), rotated, "75°", tuple("0123456789"))
-coloured_digits, coloured_mnist = _datasets(list(COLOUR_NOISE), coloured, "-90%", ("5 or more", "under 5"))
+_ROTATED = list(ANGLES), rotated, "75°", tuple("0123456789")
+_COLOURED = list(COLOUR_NOISE), coloured, "-90%", ("5 or more", "under 5")
+rotated_digits, rotated_mnist = (_dataset(*_ROTATED, mnist) for mnist in (False, True))
+coloured_digits, coloured_mnist = (_dataset(*_COLOURED, mnist) for mnist in (False, True))

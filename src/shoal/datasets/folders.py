@@ -6,11 +6,9 @@ import json
 import os
 import re
 import shutil
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.batch import DomainData
@@ -33,12 +31,9 @@ class Layout(SimpleNamespace):
 
     ``folders`` are names of its own folder, of which case, spaces and signs do not count; ``domains`` have
     other names of theirs; ``parts`` are folders that may lie between a domain and its classes, of which the
-    first group that is there is read. ``counts`` are images of each domain, ``source`` says who counted,
-    ``other_counts`` are those of others, and ``page`` is where it can be obtained by hand.
+    first group that is there is read. ``counts`` are images of each domain, ``source`` says who counted, and
+    ``page`` is where it can be obtained by hand.
     """
-
-    parts: Sequence[Sequence[str]] = ()
-    other_counts: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
     @property
     def how(self) -> str:
@@ -61,17 +56,24 @@ class Layout(SimpleNamespace):
                 f"{self.title} is not in {' or '.join(repr(str(root)) for root in top)}: there are no "
                 f"folders {', '.join(self.domains)}. {SAY_WHERE} to look; it can be obtained {self.how}."
             )
-        return max(found, key=lambda one: len(one[1]))
+        return max(found, key=lambda each: len(each[1]))
 
     def _domains(self, place: Path) -> dict[str, list[str]]:
         there, found = {_plain(name): name for name in subfolders(place)}, {}
         for domain, others in self.domains.items():
-            names = [there[name] for name in map(_plain, (domain, *others)) if name in there]
-            if names:
-                inside = subfolders(place / names[0])
+            for name in [there[n] for n in map(_plain, (domain, *others)) if n in there][:1]:
+                inside = subfolders(place / name)
                 parts = [kept for group in self.parts if (kept := [p for p in group if p in inside])]
-                found[domain] = [os.path.join(names[0], p) for p in parts[0]] if parts else names[:1]
+                found[domain] = [f"{name}/{part}" for part in parts[0]] if parts else [name]
         return found
+
+    def find_all(self, folder: Path) -> Path | None:
+        """The dataset's folder, if all domains are there."""
+        try:
+            root, domains = self.find(folder)
+        except InputError:
+            return None
+        return root if len(domains) == len(self.domains) else None
 
     def read(self, folder: str | Path | None) -> pd.DataFrame:
         """Its images; all domains must be there."""
@@ -80,14 +82,6 @@ class Layout(SimpleNamespace):
             where = f"{self.title} in {str(root)!r}"
             raise InputError(f"{where} has no folder for {lacking}; it can be obtained {self.how}.")
         return read_folders(root, found)
-
-    def differences(self, counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """For each source of counts, the published ones of the domains in which ``counts`` are others."""
-        sources = {self.source: self.counts, **self.other_counts}
-        return {
-            source: {domain: n for domain, n in published.items() if counts.get(domain, 0) != n}
-            for source, published in sources.items()
-        }
 
 
 def _plain(name: str) -> str:
@@ -99,7 +93,7 @@ def _plain(name: str) -> str:
 def declared(path: Path) -> SimpleNamespace:
     """The dataset that a YAML file declares."""
     about = read_yaml(path)
-    layout = Layout(name=path.stem.replace("_", "-"), **about)
+    layout = Layout(name=path.stem.replace("_", "-"), **{"parts": [], **about})
 
     def load(
         *,
@@ -123,13 +117,6 @@ def declared(path: Path) -> SimpleNamespace:
         options["augment_validation"] = augment_validation
         return image_data(files, split_files(files, held_out, seed), options=options)
 
-    def find(folder: Path) -> Path | None:
-        try:
-            root, domains = layout.find(folder)
-        except InputError:
-            return None
-        return root if len(domains) == len(layout.domains) else None
-
     sources = tuple(Source(**{**each, "urls": tuple(each["urls"])}) for each in about["download"])
     prepare = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}.get(about.get("prepare"))
     return SimpleNamespace(
@@ -137,7 +124,7 @@ def declared(path: Path) -> SimpleNamespace:
         LAYOUT=layout,
         DOMAINS=tuple(layout.domains),
         DOMAINBED=PUBLISHED | about.get("domainbed", {}),
-        DOWNLOAD=Download(layout.folders[0], sources, find, prepare),
+        DOWNLOAD=Download(layout.folders[0], sources, layout.find_all, prepare),
     )
 
 
@@ -171,23 +158,27 @@ def sort_by_camera(folder: Path) -> str:
     Only the four cameras and ten classes that DomainBed chose are kept. An image with two labels is in both
     classes, as there.
     """
+    import pandas as pd
+
     files, images = list(folder.glob("*.json")), folder / "eccv_18_all_images_sm"
     if len(files) != 1 or not images.is_dir():
         raise InputError(f"TerraIncognita's archives contain no labels (.json) or no folder {images.name!r}.")
     content = json.loads(files[0].read_text())
-    classes = {c["id"]: c["name"] for c in content["categories"] if c["name"] in ANIMALS}
-    names = {i["id"]: (Path(i["file_name"]).name, str(i["location"])) for i in content["images"]}
-    places = defaultdict(set)
-    for annotation in content["annotations"]:
-        name, camera = names[annotation["image_id"]]
-        if annotation["category_id"] in classes and camera in CAMERAS:
-            places[name].add(folder / f"location_{camera}" / classes[annotation["category_id"]])
-    there = [name for name in places if (images / name).is_file()]
-    for name, place in [(each, place) for each in there for place in places[each]]:
-        place.mkdir(parents=True, exist_ok=True)
-        os.link(images / name, place / name)
+    photos = pd.DataFrame(content["images"])[["id", "file_name", "location"]]
+    animals = pd.DataFrame(content["categories"])[["id", "name"]]
+    table = pd.DataFrame(content["annotations"])[["image_id", "category_id"]].drop_duplicates()
+    table = table.merge(photos, left_on="image_id", right_on="id")
+    table = table.merge(animals, left_on="category_id", right_on="id")
+    table = table[table["name"].isin(ANIMALS) & table["location"].astype(str).isin(CAMERAS)]
+    listed, kept = table["file_name"].nunique(), set[str]()
+    for photo, camera, animal in table[["file_name", "location", "name"]].itertuples(index=False, name=None):
+        photo = Path(photo).name  # never a path out of the folder
+        if (images / photo).is_file():
+            place = folder / f"location_{camera}" / animal
+            place.mkdir(parents=True, exist_ok=True)
+            os.link(images / photo, place / photo)
+            kept.add(photo)
     shutil.rmtree(images)
     files[0].unlink()
-    missing = len(places) - len(there)
-    note = f"; {missing:,} listed in the labels are not in the archive" if missing else ""
-    return f"{len(there):,} images of four cameras and ten classes are kept{note}"
+    missing = f"; {listed - len(kept):,} listed in the labels are not in the archive" * (len(kept) < listed)
+    return f"{len(kept):,} images of four cameras and ten classes are kept{missing}"

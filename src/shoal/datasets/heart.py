@@ -21,41 +21,36 @@ if TYPE_CHECKING:
 
 RESPLIT = True
 DOMAINS = ("cleveland", "hungarian", "switzerland", "va")
-FILES = {
-    "processed.cleveland.data": (18_461, "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8"),
-    "processed.hungarian.data": (10_263, "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796"),
-    "processed.switzerland.data": (4_109, "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314"),
-    "processed.va.data": (6_737, "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f"),
+SHA256 = {
+    "processed.cleveland.data": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+    "processed.hungarian.data": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+    "processed.switzerland.data": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+    "processed.va.data": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
 }
-"""The size and SHA-256 of each."""
-NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")
-COLUMNS = (
-    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
-    *("thalach", "exang", "oldpeak", "slope", "ca", "thal", "num"),
-)
+KINDS = {
+    **dict.fromkeys(("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"), "categorical"),
+    **dict.fromkeys(("thalach", "exang", "oldpeak", "slope", "ca", "thal"), "categorical"),
+    **dict.fromkeys(("age", "trestbps", "chol", "thalach", "oldpeak", "ca"), "numeric"),
+}
+"""The columns in order, which the diagnosis follows."""
 
 
 def _find(folder: Path) -> Path | None:
-    for place in (folder / "heart_disease", folder):
-        if all((place / name).is_file() for name in FILES):
-            return place
-    return None
+    try:
+        return _paths(str(folder))[0].parent
+    except InputError:
+        return None
 
 
-DOWNLOAD = Download(
-    home="heart_disease",
-    sources=tuple(
-        Source(
-            name,
-            urls=(f"https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/{name}",),
-            checksum=f"sha256:{sha256}",
-            checksum_from="as others recorded it; UCI publishes none",
-            size=size,
-        )
-        for name, (size, sha256) in FILES.items()
-    ),
-    find=_find,
-)
+def _paths(folder: str | None) -> list[Path]:
+    inside = (".", "heart_disease")
+    return find_files(list(SHA256), folder=folder, home="heart_disease", inside=inside, get="heart")
+
+
+URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+RECORDED = "as others recorded it; UCI publishes none"
+SOURCES = tuple(Source(name, (URL + name,), f"sha256:{sha}", RECORDED) for name, sha in SHA256.items())
+DOWNLOAD = Download("heart_disease", SOURCES, find=_find)
 
 
 def load(*, held_out: str | list[str] = "va", seed: Seed = 0, folder: str | None = None) -> DomainData:
@@ -73,11 +68,10 @@ def load(*, held_out: str | list[str] = "va", seed: Seed = 0, folder: str | None
     """
     from shoal.data import from_table
 
-    kinds = dict.fromkeys(COLUMNS[:-1], "categorical") | dict.fromkeys(NUMBERS, "numeric")
     names, table = held_out_names(held_out, DOMAINS), read(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # nobody can change these files
-        return from_table(table, label="ill", domain="hospital", held_out=names, kinds=kinds, seed=seed)
+        return from_table(table, label="ill", domain="hospital", held_out=names, kinds=KINDS, seed=seed)
 
 
 def read(folder: str | None = None) -> pd.DataFrame:
@@ -85,16 +79,13 @@ def read(folder: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
     tables = {}
-    paths = find_files(list(FILES), folder=folder, home="heart_disease", get="heart")
-    for hospital, path in zip(DOMAINS, paths, strict=True):
+    for hospital, path in zip(DOMAINS, _paths(folder), strict=True):
         try:
             table = pd.read_csv(path, header=None, na_values="?", dtype=float)
-            if table.shape[1] != len(COLUMNS) or not table[13].isin(range(5)).all():
-                raise ValueError(f"a patient has {len(COLUMNS)} numbers, the last from 0 to 4")
+            tables[hospital] = table.set_axis([*KINDS, "num"], axis=1)
         except (OSError, ValueError) as error:
             why = str(error).strip()
             raise InputError(f"{str(path)!r} cannot be read ({why}); download it again.") from error
-        tables[hospital] = table.set_axis(COLUMNS, axis=1)
     found = pd.concat(tables, names=["hospital"]).reset_index("hospital")
     measured = {name: found[name].where(found[name] > 0) for name in ("trestbps", "chol")}
     ill = (found["num"] > 0).map({True: "yes", False: "no"})

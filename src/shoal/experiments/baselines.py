@@ -29,7 +29,7 @@ from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
-from shoal.data.batch import DomainData, TensorData, known_labels
+from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.images import ImageFiles
 from shoal.data.text import TextExamples
@@ -119,7 +119,7 @@ def applies(data: DomainData) -> bool:
 
 def labels_alone(data: DomainData) -> DomainData | None:
     """The same examples without inputs, for a constant prediction; ``None`` where labels are not known."""
-    labels, kinds = known_labels(data.examples), ("classification", "ordinal", "regression")
+    labels, kinds = data.examples.known_labels(), ("classification", "ordinal", "regression")
     if labels is None or labels.ndim != 1 or data.task.kind not in kinds:
         return None
     y = torch.from_numpy(labels)

@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal import datasets as sets
 from shoal.algorithms import display_name, split_draw
-from shoal.data.batch import DomainData, known_labels
+from shoal.data.batch import DomainData
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines, selection
 from shoal.experiments.config import RunConfig
@@ -151,7 +151,7 @@ def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], di
     """Domains that are small, have a constant label, or have no value of the metric, each with the reason."""
     default = (data.measures or ("accuracy" if data.classes is not None else "mse",))[0]
     compared = find_metric(metric or default)
-    domains, labels = all_domains(data), known_labels(data.examples)
+    domains, labels = all_domains(data), data.examples.known_labels()
     few = f"fewer than {LEAST_ROWS} examples are too few to score"
     small = {n: few for n, size in zip(domains.names, domains.sizes, strict=True) if size < LEAST_ROWS}
     if labels is None or labels.ndim != 1:
@@ -264,7 +264,7 @@ class LeaveDomainsOut:
 
 def _unknown_labels(data: DomainData, fold: str) -> list[str]:
     """A message on classes that only the held-out domains have, and the accuracy that they allow."""
-    labels = known_labels(data.examples)
+    labels = data.examples.known_labels()
     if data.classes is None or labels is None or labels.ndim != 1:
         return []
     test = labels[data.splits["test"].examples()]

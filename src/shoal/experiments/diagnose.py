@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.data.batch import DomainData, batch_of, evaluation_view, tensors_in
+from shoal.data.batch import DomainData, tensors_in
 from shoal.data.loader import seeded
 from shoal.data.splits import assigning_entries
 from shoal.data.tables import Encoder
@@ -140,7 +140,7 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
     drawn = [rng.permutation(own.indices_of(int(d)))[:n] for d, n in zip(picked, taken, strict=True)]
     index = np.concatenate(drawn).astype(np.int64)
     with seeded(seed):
-        x, y = batch_of(evaluation_view(data.examples), index)[:2]
+        x, y = data.examples.evaluation().batch(index)[:2]
     y = torch.as_tensor(y).cpu()
     if y.ndim != 1:
         raise InputError(

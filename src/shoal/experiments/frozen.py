@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from shoal.data.batch import DomainData, Examples, TensorData
+from shoal.data.batch import DomainData, TensorData
 from shoal.data.download import cache_folder
 from shoal.data.images import ImageFiles
 from shoal.data.loader import MetaBatchLoader
@@ -33,8 +33,7 @@ def features_of(data: DomainData, model: FeatureModel, device: torch.device, sho
     The features stay in memory, and in a file of Shoal's cache that is named by what they follow from: the
     image files (names, sizes and dates), their preprocessing, and the backbone with its weights.
     """
-    examples: Any = data.examples
-    examples = examples.evaluation() if isinstance(examples, Examples) else examples
+    examples = data.examples.evaluation()
     key = _key(examples, model)
     if key not in _last:
         _last.clear()

@@ -20,9 +20,8 @@ from torch import nn
 from shoal import datasets as sets
 from shoal import models
 from shoal.algorithms import REFERENCE, algorithm_class, check_settings, registry
-from shoal.data.batch import DomainData, InMemory
+from shoal.data.batch import DomainData, TensorData
 from shoal.data.download import VARIABLE
-from shoal.data.images import ImageFiles
 from shoal.data.splits import hold_out_examples
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.experiments.config import RunConfig, check_same_run
@@ -62,8 +61,8 @@ def _loaded(dataset: str, options: str, holdout: float | None, device: torch.dev
     data = sets.load(dataset, **json.loads(options))
     if holdout is not None:
         data = validated(data, holdout)
-    examples: Any = data.examples
-    return replace(data, examples=examples.to(device)) if isinstance(examples, InMemory) else data
+    examples = data.examples
+    return replace(data, examples=examples.to(device)) if isinstance(examples, TensorData) else data
 
 
 def validated(data: DomainData, share: float) -> DomainData:
@@ -113,8 +112,6 @@ def prepare(
         if not isinstance(model.features, Backbone):
             raise InputError("requires a timm model.", "freeze_backbone")
         data = replace(data, examples=features_of(data, model, where, bool(progress)))
-    elif where.type == "cuda" and isinstance(data.examples, ImageFiles):
-        data = replace(data, examples=data.examples.on_device())
     chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
     whole = complete(**{**chosen, "device": device, "progress": progress, **(options or {})})
     return Job(config.algorithm, model, data, whole, label=config.name)

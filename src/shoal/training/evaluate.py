@@ -175,7 +175,7 @@ class Evaluator:
     selects: Metric | None = None
     uncounted: frozenset[str] = frozenset()
     watch: Callable[[str, int, int], Any] = lambda *_: None
-    enter: Callable[[Any], Any] | None = None
+    enter: Callable[[Any], Any] = lambda x: x
     label_scale: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import Algorithm, Loss
-from shoal.data.batch import DomainData, InMemory, Task, batch_of, finished, tensors_in
+from shoal.data.batch import DomainData, Examples, Task, TensorData, tensors_in
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.loader import to_device
 from shoal.data.sampler import DomainBatchSampler
@@ -53,7 +53,7 @@ class Examined(NamedTuple):
 def examine(
     model: nn.Module,
     data: DomainData,
-    examples: Any,
+    examples: Examples,
     device: torch.device,
     classes: int | None,
     loss: Loss | None = None,
@@ -72,12 +72,11 @@ def examine(
     """
     domains = data.splits["train"]
     which = domains.indices[:2]
-    if not isinstance(examples, InMemory):  # they may differ in size
+    if not isinstance(examples, TensorData):  # they may differ in size
         places = np.linspace(0, len(domains.indices) - 1, min(SIZED, len(domains.indices))).astype(int)
-        largest_one = max(domains.indices[places], key=lambda i: _numbers(batch_of(examples, [int(i)])[0]))
+        largest_one = max(domains.indices[places], key=lambda i: _numbers(examples.batch([i])[0]))
         which = np.repeat(largest_one, 2)
-    x, y, *weight = to_device(batch_of(examples, which), device)
-    x = finished(examples, x)
+    x, y, *weight = to_device(examples.batch(which), device)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         _forward(model, x)  # gives them their shapes
     with Largest() as largest, preserve_state(model):

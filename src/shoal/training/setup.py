@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm, algorithm_class, build, check_settings, settings_of
 from shoal.algorithms.base import trained_parameters
-from shoal.data.batch import DomainData, InMemory, evaluation_view
+from shoal.data.batch import DomainData, Examples, TensorData
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
@@ -78,8 +78,9 @@ class Setup:
         self.device = self.processes.device
         self.model = model.to(self.device)
         self.label = label or (algorithm if isinstance(algorithm, str) else cls.__name__)
-        examples: Any = data.examples
-        self.examples: Any = examples.to(self.device) if isinstance(examples, InMemory) else examples
+        self.examples: Examples = data.examples
+        if isinstance(self.examples, TensorData):
+            self.examples = self.examples.to(self.device)
         self.splits: list[str] = [s for s in SPLITS if s in data.splits]
         self.select = options["select"] or ("best" if "validation" in self.splits else "last")
         # By default pretrained image models compute in bf16 with channels last on CUDA.
@@ -235,7 +236,7 @@ class Setup:
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int]) -> Evaluator:
         """An evaluator of these splits."""
         return Evaluator(
-            evaluation_view(self.examples),
+            self.examples.evaluation(),
             {split: self.data.splits[split] for split in splits},
             task=self.task,
             loss=self.loss,
@@ -259,7 +260,7 @@ class Setup:
             sampler,
             workers=self.options["workers"] if workers is None else workers,
             device=self.device,
-            enter=self.enter if self.channels_last else None,
+            enter=self.enter,
             start=start,
             stop=stop,
             share=(self.processes.index, self.processes.count),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.data.batch import DomainData, evaluation_view, finished
+from shoal.data.batch import DomainData
 from shoal.data.loader import seeded
 from shoal.training.card import with_card
 from shoal.training.options import plain
@@ -89,9 +89,8 @@ def model_files(
     ``recipe`` is the model's ``name`` and ``options``; ``None`` for a network of the user's own.
     ``calibration`` is that of :mod:`shoal.training.calibration`.
     """
-    examples: Any = evaluation_view(setup.examples)
     with seeded(setup.options["seed"]):  # reading an example may draw random numbers
-        x = finished(examples, examples[int(setup.data.splits["train"].indices[0])][0])
+        x = setup.examples.evaluation()[int(setup.data.splits["train"].indices[0])][0]
     shape, numbers = list(setup.data.input_shape), ""
     if isinstance(x, torch.Tensor):
         shape, numbers = shape or list(x.shape), str(x.dtype).removeprefix("torch.")

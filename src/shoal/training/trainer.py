@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.data.batch import InMemory, MetaBatch
+from shoal.data.batch import MetaBatch, TensorData
 from shoal.data.loader import Draw, seed_all
 from shoal.data.sampler import key
 from shoal.errors import InputError
@@ -109,7 +109,7 @@ class Trainer:
             loader = self.setup.loader(self.setup.sampler, state.step, state.steps)
             state.gather = loader.gather
             with closing(loader):
-                self._loop(loader.draws() if isinstance(self.setup.examples, InMemory) else iter(loader))
+                self._loop(loader.draws() if isinstance(self.setup.examples, TensorData) else iter(loader))
             self.selection.finish()
         except BaseException:
             with suppress(Exception):
