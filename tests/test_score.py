@@ -213,7 +213,7 @@ class TestSeveralModels:
     def test_models_of_different_tasks(self, runs: Runs) -> None:
         with pytest.raises(InputError, match=r"^model: cannot be scored together: the task of .*regression"):
             score([runs["ill"], runs["stay"]], new())
-        with pytest.raises(InputError, match=r"the class names of .*'0'"):
+        with pytest.raises(InputError, match=r"the label of .*'ill'.*'grade'"):
             score([runs["ill"], runs["grade"]], new())
 
 
@@ -304,9 +304,9 @@ def without(name: str) -> dict[str, Any]:
             "ill",
             lambda: new(ill=lambda v: ["no idea"] * len(v)),
             {},
-            "the classes of the model are 'no', 'yes'",
+            "the model predicts 'no', 'yes'",
         ),
-        ("stay", lambda: new(stay=lambda v: ["long"] * len(v)), {}, "this model predicts numbers"),
+        ("stay", lambda: new(stay=lambda v: ["long"] * len(v)), {}, "the model predicts numbers"),
         ("ill", lambda: without("age"), {}, "no column 'age' for the model"),
         ("ill", new, {"domain": "plaice"}, "no column 'plaice' for the domain"),
         ("ill", new, {"group": "patient"}, "no column 'patient' for the group"),

@@ -11,11 +11,10 @@ import hashlib
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +23,7 @@ from pydantic import BaseModel, Field, model_validator
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from shoal.api.result import output_file
-from shoal.data.inputs import Batch, Reader, offline, reader
+from shoal.data.inputs import Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError, shown
 from shoal.experiments.record import read_record
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from shoal.api.export import Exported, Format
     from shoal.api.score import Score
 
+Array = NDArray[Any]
 WEIGHTS, ABOUT, RECORD = "model.safetensors", "inputs.json", "record.json"
 MODELS = (WEIGHTS, *KINDS)
 """The files that a model can be in."""
@@ -81,15 +80,14 @@ class About(BaseModel, frozen=True):
     numbers: str = "float32"
     classes: Annotated[int, Field(ge=2)] | None = None
     class_names: tuple[str, ...] = ()
-    task: Literal["classification", "ordinal", "multilabel", "regression"]
+    task: Literal["classification", "ordinal", "multilabel", "regression"] = "regression"
     calibration: Calibration | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _default_task(cls, content: Any) -> Any:
-        if isinstance(content, dict) and not content.get("task"):
-            kind = "regression" if content.get("classes") is None else "classification"
-            return {**content, "task": kind}
+        if isinstance(content, dict) and content.get("classes") and not content.get("task"):
+            return {**content, "task": "classification"}
         return content
 
     @model_validator(mode="after")
@@ -105,13 +103,19 @@ class About(BaseModel, frozen=True):
         with input_errors(f"{str(path)!r} is damaged"):
             return cls.model_validate_json(path.read_bytes())
 
-    @property
-    def temperature(self) -> float:
-        """What logits are divided by before the softmax."""
-        return self.calibration.temperature if self.calibration else 1.0
 
-    def to_dict(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
+class Outputs(NamedTuple):
+    """The outputs of a model for raw input, by example.
+
+    Attributes:
+        names: name of each example: the number of its row, or its file.
+        values: outputs of the network; in regression in the units of the label.
+        reader: what has read the input, with its ``notes`` and ``warnings``.
+    """
+
+    names: list[str]
+    values: Array
+    reader: Reader
 
 
 class Trained(nn.Module):
@@ -149,13 +153,9 @@ class Trained(nn.Module):
         return made
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.about.class_names
-
-    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, or their numbers if they have none; empty in regression."""
-        return self.class_names or tuple(map(str, range(self.about.classes or 0)))
+        return self.about.class_names or tuple(map(str, range(self.about.classes or 0)))
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -165,7 +165,7 @@ class Trained(nn.Module):
     @property
     def temperature(self) -> float:
         """What logits are divided by to give calibrated probabilities; 1 without calibration."""
-        return self.about.temperature
+        return self.about.calibration.temperature if self.about.calibration else 1.0
 
     @property
     def device(self) -> torch.device:
@@ -179,10 +179,9 @@ class Trained(nn.Module):
         super().train(False)
         return self
 
-    @checked
     def predict(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Predict the class of each example by name (by number, if it has none), or its value in regression.
 
         With several labels, the prediction is 0 or 1 for each.
@@ -195,9 +194,11 @@ class Trained(nn.Module):
             workers: number of processes that load examples.
             column: text column of a table, for text models.
         """
-        return self.labels(self._warned(source, batch_size, workers, column))
+        from shoal.api.predict import predict
 
-    @checked
+        labels: Array = predict(self, source, batch_size=batch_size, workers=workers, column=column).labels
+        return labels
+
     def predict_proba(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> NDArray[np.float64]:
@@ -205,16 +206,11 @@ class Trained(nn.Module):
 
         Its arguments are those of :meth:`predict`.
         """
-        if self.about.task == "regression":
-            raise InputError("this model is a regression model and has no probabilities.")
-        return self.probabilities(self._warned(source, batch_size, workers, column))
+        from shoal.api.predict import predict
 
-    def _warned(self, *args: Any) -> NDArray[Any]:
-        """The outputs, with a warning for each doubt about the input."""
-        _, outputs, source_reader = self.run(*args)
-        for note in source_reader.warnings:
-            warnings.warn(note, stacklevel=4)
-        return outputs
+        options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "column": column}
+        found: NDArray[np.float64] = predict(self, source, proba=True, **options).probabilities
+        return found
 
     def score(
         self, data: Any, *, label: str | None = None, domain: str | None = None, group: str | None = None
@@ -232,64 +228,60 @@ class Trained(nn.Module):
 
     def save(self, folder: str | Path) -> Path:
         """Save the model with its preprocessing, model card and record to a new folder, for :func:`load`."""
+        files = self.files()
+        if self.folder and (card := self.folder / CARD).is_file() and not card.is_symlink():
+            files[CARD] = card.read_bytes()
+        return write_model(Path(folder).expanduser(), files, self.record)
+
+    def files(self) -> dict[str, bytes]:
+        """The files that :func:`load` needs, by name: the weights, ``inputs.json``, a tokenizer …"""
         inputs, files = self.reader().portable()
-        for name in (ENCODER, CARD) if self.folder else ():
-            path = self.folder / name  # type: ignore[operator]
-            if path.is_file() and not path.is_symlink():
-                files[name] = path.read_bytes()
-        about = self.about.model_copy(update={"inputs": dict(inputs)})
+        if self.folder and (encoder := self.folder / ENCODER).is_file() and not encoder.is_symlink():
+            files[ENCODER] = encoder.read_bytes()
         if isinstance(self.model, Baseline):
             files[self.model.file] = self.model.content
         else:
-            files[WEIGHTS] = pack_weights(self.model.state_dict())
-        return write_model(Path(folder).expanduser(), about, files, self.record)
+            weights = self.model.state_dict().items()
+            files[WEIGHTS] = save(
+                {name: value.detach().cpu().clone().contiguous() for name, value in weights}
+            )
+        about = self.about.model_copy(update={"inputs": dict(inputs)})
+        return {**files, ABOUT: about.model_dump_json(indent=1).encode()}
 
     def reader(self, source: Any = None, **options: Any) -> Reader:
         """Return the reader that preprocesses raw input; tensors and arrays are not changed."""
         prepared = isinstance(source, Tensor | np.ndarray)
         return reader({} if prepared else self.inputs, self.about.input_shape, folder=self.folder, **options)
 
-    def outputs(
-        self, source_reader: Reader, source: Any, batch_size: int = 256, workers: int = 0
-    ) -> Iterator[tuple[Batch, NDArray[Any]]]:
-        """Compute the outputs of the network batch by batch; in regression in the units of the label."""
-        batches = source_reader.batches(source, batch_size, workers)
-        while True:
-            with input_errors("the input cannot be preprocessed for this model"):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            with input_errors("the model cannot take this input"), torch.inference_mode():
-                output: NDArray[Any] = call(self.model, to_device(batch.x, self.device)).float().cpu().numpy()
-            if len(output) != len(batch.names):
-                raise InputError(f"the model gives {len(output)} outputs for {len(batch.names)} examples.")
-            # In float64: in the units of the label, float32 could round.
-            known = (
-                source_reader.in_units(output.astype(np.float64)) if self.about.classes is None else output
-            )
-            yield batch, known
-
-    def run(
-        self, source: Any, batch_size: int = 256, workers: int = 0, column: str | None = None
-    ) -> tuple[list[str], NDArray[Any], Reader]:
-        """Return the names of all examples, their outputs, and the reader with its notes on the input."""
-        source_reader = self.reader(source, column=column)
-        parts = list(self.outputs(source_reader, source, batch_size, workers))
+    def run(self, source: Any, batch_size: int = 256, workers: int = 0, column: str | None = None) -> Outputs:
+        """Compute the outputs for raw input."""
+        made = self.reader(source, column=column)
+        names, parts = list[str](), list[Array]()
+        with input_errors("the model cannot take this input"), torch.inference_mode():
+            for batch in made.batches(source, batch_size, workers):
+                output: Array = call(self.model, to_device(batch.x, self.device)).float().cpu().numpy()
+                if len(output) != len(batch.names):
+                    raise InputError(
+                        f"the model gives {len(output)} outputs for {len(batch.names)} examples."
+                    )
+                if self.about.classes is None:  # in the units of the label, float32 could round
+                    output = made.in_units(output.astype(np.float64))
+                names += batch.names
+                parts.append(output)
         if not parts:
             raise InputError("the input is empty.")
-        names = [name for batch, _ in parts for name in batch.names]
-        return names, np.concatenate([output for _, output in parts]), source_reader
+        return Outputs(names, np.concatenate(parts), made)
 
-    def labels(self, outputs: NDArray[Any]) -> NDArray[Any]:
+    def labels(self, outputs: Array) -> Array:
         """Convert outputs of the network to predictions."""
         if self.about.task == "multilabel":
             return (outputs > 0).astype(np.int64)
         if self.about.classes is None:
             return outputs
-        best: NDArray[Any] = outputs.argmax(1)
-        return np.array(self.class_names)[best] if self.class_names else best
+        best: Array = outputs.argmax(1)
+        return np.array(self.about.class_names)[best] if self.about.class_names else best
 
-    def probabilities(self, outputs: NDArray[Any], calibrated: bool = True) -> NDArray[np.float64]:
+    def probabilities(self, outputs: Array, calibrated: bool = True) -> NDArray[np.float64]:
         """Convert outputs of the network to probabilities of classes, or of each of several labels."""
         logits = torch.from_numpy(outputs).double() / (self.temperature if calibrated else 1.0)
         found = logits.sigmoid() if self.about.task == "multilabel" else logits.softmax(1)
@@ -321,44 +313,43 @@ def load(
     Returns:
         Trained: the model, ready to predict.
     """
-    place_on = pick_device(device)
     path = find_model(Path(folder).expanduser())
     place = path.parent
-    about = About.read(place / ABOUT) if (place / ABOUT).exists() else None
+    about = About.read(place / ABOUT) if (place / ABOUT).exists() else About()
     record = read_record(place / RECORD).to_dict() if (place / RECORD).exists() else {}
-    if path.name in KINDS:
+    if path.name in MODELS:
         check_files(place, record.get("files", {}))
-        network: nn.Module = _read_baseline(path, about)
+    if path.name in KINDS:
+        with input_errors(f"{str(path)!r} is damaged, or {ABOUT} does not describe it"):
+            (width,), known = about.input_shape, about.model["known"]
+            network: nn.Module = KINDS[path.name](path.read_bytes(), width, about.classes, known)
     else:
         weights = load_weights(path)
-        if broken := [n for n, value in weights.items() if value.is_floating_point() and value.isnan().any()]:
-            raise InputError(f"the weights in {str(path)!r} are damaged: {broken[0]!r} contains NaN.")
         network = _build(place, about) if model is None else model
         with input_errors(f"the weights in {str(path)!r} do not fit the model"):
             network.load_state_dict(weights)
-        if path.name == WEIGHTS:
-            check_files(place, record.get("files", {}))
-    return Trained(network, about or About.model_validate({}), place, record).to(place_on)
+    return Trained(network, about, place, record).to(pick_device(device))
 
 
-def pack_weights(weights: Mapping[str, Tensor]) -> bytes:
-    """The content of a safetensors file."""
-    return save({name: value.detach().cpu().clone().contiguous() for name, value in weights.items()})
+def as_trained(model: Any, device: Any = None) -> Trained:
+    """The model that an argument of a public function means: a run folder, or a model that was loaded."""
+    if isinstance(model, Trained):
+        return model if device is None else model.to(pick_device(device))
+    if isinstance(model, str | Path):
+        return load(model, device=pick_device(device))
+    raise InputError(f"must be a run folder or a model from shoal.load, got {shown(model)}.", "model")
 
 
-def write_model(
-    folder: Path, about: About, files: Mapping[str, bytes], record: Mapping[str, Any] = NOTHING
-) -> Path:
-    """Write a new folder that :func:`load` reads; ``files`` are the model and others, such as a tokenizer.
+def write_model(folder: Path, files: Mapping[str, bytes], record: Mapping[str, Any]) -> Path:
+    """Write a new folder that :func:`load` reads; the record gets the checksums of the files.
 
     The folder gets its name when all is in it.
     """
     if any((folder / name).exists() for name in (*MODELS, "config.yaml")):
         raise InputError(f"{str(folder)!r} contains a run; choose another folder.", "folder")
-    content = {**files, ABOUT: json.dumps(about.to_dict(), indent=1).encode()}
+    content = dict(files)
     if record:
-        needed = [name for name in content if name not in (CARD, "config.yaml")]
-        checksums = {name: hashlib.sha256(content[name]).hexdigest() for name in needed}
+        checksums = {name: hashlib.sha256(each).hexdigest() for name, each in files.items() if name != CARD}
         content[RECORD] = json.dumps({**record, "files": checksums}, default=dict).encode()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -371,21 +362,6 @@ def write_model(
     except OSError as error:
         raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.", "out") from error
     return folder
-
-
-def as_trained(model: Any, device: Any = None) -> Trained:
-    """The model that an argument of a public function means: a run folder, or a model that was loaded."""
-    if isinstance(model, Trained):
-        return model if device is None else model.to(pick_device(device))
-    if isinstance(model, str | Path):
-        return load(model, device=pick_device(device))
-    raise InputError(f"must be a run folder or a model from shoal.load, got {shown(model)}.", "model")
-
-
-def output_of(model: Trained, out: str | Path, data: Any = None) -> Path:
-    """The file that a public function is to write, if that is neither its input nor a file of the model."""
-    inputs = [data] if isinstance(data, str | Path) else []
-    return output_file(out, inputs)
 
 
 def find_model(path: Path) -> Path:
@@ -410,22 +386,12 @@ def find_model(path: Path) -> Path:
     raise InputError(f"{str(path)!r} contains no trained model: {why}.")
 
 
-def _read_baseline(path: Path, about: About | None) -> Baseline:
-    if about is None:
-        raise InputError(f"{str(path.parent)!r} has no {ABOUT}, which describes the model.")
-    with input_errors(f"{str(path)!r} is damaged, or {ABOUT} does not describe it"):
-        (width,), known = about.input_shape, about.model["known"]
-        return KINDS[path.name](path.read_bytes(), width, about.classes, known)
-
-
-def _build(folder: Path, about: About | None) -> nn.Module:
+def _build(folder: Path, about: About) -> nn.Module:
     """The network that ``inputs.json`` describes, with random weights: none are downloaded."""
-    instead = "shoal.load(FOLDER, model=MODULE)"
-    if about is None:
-        raise InputError(f"{str(folder)!r} has no {ABOUT}, which describes the model; use {instead}.")
     if "name" not in about.model:
-        own = about.model.get("class", "of your own")
-        raise InputError(f"the model in {str(folder)!r} is your own network ({own}); use {instead}.")
+        own = about.model.get("class", f"there is no {ABOUT}")
+        instead = "use shoal.load(FOLDER, model=MODULE)"
+        raise InputError(f"the model in {str(folder)!r} is your own network ({own}); {instead}.")
     with offline(), input_errors(f"the model cannot be built according to {str(folder / ABOUT)!r}"):
         name = about.model["name"]
         if (folder / ENCODER).is_file():

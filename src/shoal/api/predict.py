@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from shoal.api.result import Result, write_output
+from shoal.api.result import Result, output_file, write_output
 from shoal.errors import InputError
-from shoal.files import as_csv
 from shoal.settings import Count, Range, checked
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Predictions(Result):
         labels: predicted class of each example, or number in regression; an array of shape (n,), or
             (n, labels) if there are several labels.
         probabilities: array of shape (n, classes), or (n, labels); ``None`` unless requested.
-        classes: names of the columns of ``probabilities``.
+        classes: names of the columns of ``probabilities``, if there are any.
         example: name of the column that names the examples, ``row`` or ``file``.
         notes: remarks on the input, such as columns that are not used.
         out: file that was written, if any.
@@ -44,31 +43,30 @@ class Predictions(Result):
     notes: tuple[str, ...] = ()
     out: Path | None = None
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the table: the example, its prediction, and the probabilities."""
-        several = [f"prediction {n}" for n in range(self.labels[0].size)]
-        first = [self.example, *(["prediction"] if self.labels.ndim == 1 else several)]
-        return [*first, *(f"probability of {name}" if name in first else name for name in self.classes)]
-
-    def rows(self) -> list[list[Any]]:
-        """Return the rows of the table as plain values."""
-        labels = self.labels.reshape(len(self.names), -1).tolist()
-        more = [[]] * len(labels) if self.probabilities is None else self.probabilities.round(6).tolist()
-        return [[name, *label, *p] for name, label, p in zip(self.names, labels, more, strict=True)]
-
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per example."""
         import pandas
 
-        return pandas.DataFrame(self.rows(), columns=self.columns)
+        columns: dict[str, Any] = {self.example: self.names}
+        if self.labels.ndim == 1:
+            columns["prediction"] = self.labels
+        else:
+            columns |= {f"prediction {n}": column for n, column in enumerate(self.labels.T)}
+        own = [*columns]
+        for n, name in enumerate(self.classes):
+            columns[f"probability of {name}" if name in own else name] = self.probabilities[:, n].round(6)
+        return pandas.DataFrame(columns)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, with the rows unless they were written to a file."""
         content = {"predictions": len(self.names), "classes": self._counts(), "notes": list(self.notes)}
         if self.out is not None:
             return {**content, "out": str(self.out)}
-        return {**content, "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows()]}
+        return {**content, "rows": self.to_frame().to_dict("records")}
+
+    def to_csv(self) -> str:
+        """Return the rows as CSV."""
+        return self.to_frame().to_csv(index=False, lineterminator="\n")
 
     def _counts(self) -> dict[str, int]:
         """How often each class is predicted; empty where predictions are numbers, or several."""
@@ -77,7 +75,7 @@ class Predictions(Result):
 
     def __str__(self) -> str:
         if self.out is None:
-            return as_csv([self.columns, *self.rows()]).rstrip("\n")
+            return self.to_csv().rstrip("\n")
         counts = ", ".join(f"{name} {count:,}" for name, count in list(self._counts().items())[:SHOWN])
         summary = f"{len(self.names):,} predictions{f' ({counts})' if counts else ''}. Saved in {self.out}."
         return "\n".join([summary, *self.notes])
@@ -104,8 +102,7 @@ def predict(
         shoal.predict("runs/fish", new_patients).to_frame()
 
     Input is preprocessed as in training. A table must contain the columns that the model was trained on;
-    other columns are ignored. In a file, text that a spreadsheet would evaluate as a formula is prefixed with
-    an apostrophe; on an error, nothing is written.
+    other columns are ignored. On an error, nothing is written.
 
     Args:
         model: run folder, or model from :func:`shoal.load`.
@@ -118,19 +115,19 @@ def predict(
         workers: number of processes that load examples.
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
     """
-    from shoal.trained import as_trained, output_of
+    from shoal.trained import as_trained
 
     trained = as_trained(model, device)
     if proba and trained.about.task == "regression":
-        raise InputError("this is a model for regression; there is no column per class.", "proba")
-    path = None if out is None else output_of(trained, out, data)
+        raise InputError("this is a model for regression; there are no probabilities.", "proba")
+    path = None if out is None else output_file(out, data)
     names, outputs, reader = trained.run(data, batch_size, workers, column)
     p = trained.probabilities(outputs).reshape(len(outputs), -1) if proba else None
     classes = () if p is None else trained.classes or tuple(map(str, range(p.shape[1])))
     example = "file" if trained.inputs.get("kind") == "image" else "row"
     found = Predictions(names, trained.labels(outputs), p, classes, example, tuple(reader.notes), path)
     if path is not None:
-        write_output(path, as_csv([found.columns, *found.rows()]).encode("utf-8", "surrogateescape"))
+        write_output(path, found.to_csv().encode("utf-8", "surrogateescape"))
     for note in reader.warnings:
         warnings.warn(note, stacklevel=3)
     return found

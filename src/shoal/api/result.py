@@ -1,22 +1,25 @@
-"""What the public functions return: an object that prints itself, in a terminal and in a notebook."""
+"""What the public functions return, an object that prints itself, and how they write files."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
 import sys
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, TableWarning
 from shoal.files import write_atomically
 
+if TYPE_CHECKING:
+    import pandas
 
-class Result(ABC):
-    """The result of a public function.
+
+class Result:
+    """The result of a public function, a dataclass.
 
     ``print`` shows it as text, a notebook as HTML; the command line prints one of ``str(result)`` and, with
     ``--json``, ``result.to_dict()``.
@@ -27,12 +30,24 @@ class Result(ABC):
         """What failed, one line each. If there are any, the command line exits with code 1."""
         return ()
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def score_frame(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> pandas.DataFrame:
+    """A row per split and domain of scores as records have them, after columns that are the same for all."""
+    import pandas
+
+    return pandas.DataFrame(
+        {**columns, "split": split, "domain": domain, "metric": scores["metric"], "score": score}
+        for columns, splits in rows
+        for split, scores in splits.items()
+        for domain, score in scores["domains"].items()
+    )
 
 
 @contextlib.contextmanager
@@ -50,13 +65,13 @@ def messages(shown: bool) -> Iterator[Callable[..., None]]:
         yield show
 
 
-def output_file(out: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
-    """The file that a public function is to write, if that overwrites neither its input nor a run."""
+def output_file(out: str | Path, *inputs: Any) -> Path:
+    """The file that a public function is to write, if that overwrites neither an input nor a run."""
     from shoal.training.folder import check_output
 
     path = Path(out).expanduser()
     try:
-        check_output(path, inputs)
+        check_output(path, [each for each in inputs if isinstance(each, str | Path)])
     except InputError as error:
         raise InputError(str(error), "out") from None
     return path

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
-from shoal.api.result import Result, write_output
+from shoal.api.result import Result, output_file, write_output
 from shoal.errors import InputError
 from shoal.files import dump_json
 from shoal.report.tables import Table
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Domains and columns in the text; :meth:`Score.to_dict` has all of them."""
+TRAINING = "training"
+"""What a domain was for."""
 BY_DOMAIN = {"classification": ("accuracy", "AUC", "average precision"), "regression": ("MAE", "RMSE", "R²")}
 
 
@@ -93,16 +95,12 @@ class Score(Result):
     @property
     def worst(self) -> Group | None:
         """The domain with the lowest accuracy, or the highest mean absolute error."""
-        name = BY_DOMAIN[self.task][0]
-        sign = 1 if self.task == "classification" else -1
+        name, sign = BY_DOMAIN[self.task][0], 1 if self.task == "classification" else -1
         known = [(sign * v, group) for group in self.domains if (v := group.metrics[name].value) is not None]
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        content = {name: value for name, value in asdict(self).items() if name != "out"}
-        for column, one in zip(content["drift"] or (), self.drift or (), strict=True):
-            column["words"] = one.words()
-        return content
+        return {name: value for name, value in asdict(self).items() if name != "out"}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with each metric and its interval: one row per domain, and one for all rows."""
@@ -119,11 +117,14 @@ class Score(Result):
 
     def __str__(self) -> str:
         notes = [*self.notes, *([f"Saved in {self.out}."] if self.out else [])]
-        parts = [self.excluded(), *self._tables(), self._calibration(), *self._drift(), *map(_filled, notes)]
-        return "\n\n".join(part for part in parts if part)
+        metrics = Table(["all rows", "value (95 %)"])
+        for name, estimate in self.overall.metrics.items():
+            metrics.add(name, _cell(estimate))
+        parts = [self.excluded(), metrics.text(), *self._domains(), *self._calibration(), *self._drift()]
+        return "\n\n".join([*parts, *map(_filled, notes)])
 
     def excluded(self) -> str:
-        """How many rows are scored, and which are not, in sentences."""
+        """Return how many rows are scored, and which are not, in sentences."""
         scored, excluded = self.overall.rows, sum(self.unusable.values())
         positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
         lines = [f"{scored:,} of {self.rows:,} rows of {self.data} (label {self.label!r}{positive})"]
@@ -141,33 +142,28 @@ class Score(Result):
             lines.append(f"Excluded: {excluded:,} {what}: {some}.")
         return "\n".join(map(_filled, lines))
 
-    def _tables(self) -> Iterator[str]:
-        table = Table(["all rows", "value (95 %)"])
-        for name, estimate in self.overall.metrics.items():
-            table.add(name, _cell(estimate))
-        yield table.text()
+    def _domains(self) -> Iterator[str]:
         if not self.domains:
             return
         names, worst = BY_DOMAIN[self.task], self.worst if len(self.domains) > 1 else None
-        counts = ["rows", "entities"] if self.group else ["rows"]
-        table = Table(["domain", *counts, "in training", *(f"{name} (95 %)" for name in names)])
+        table = Table(["domain", "rows", "entities", "in training", *(f"{name} (95 %)" for name in names)])
         for group in self.domains[:SHOWN]:
-            seen = "yes" if group.seen == "training" else group.seen
-            numbers = [f"{n:,}" for n in (group.rows, group.entities)[: len(counts)]]
-            table.add(group.name, *numbers, seen, *(_cell(group.metrics[name]) for name in names))
+            seen = "yes" if group.seen == TRAINING else group.seen
+            metrics = (_cell(group.metrics[name]) for name in names)
+            table.add(group.name, f"{group.rows:,}", f"{group.entities:,}", seen, *metrics)
         more = f", {SHOWN} of {len(self.domains):,}" if len(self.domains) > SHOWN else ""
         title = _filled(f"By domain ({self.domain}{more}){f'; worst: {worst.name}' if worst else ''}")
         yield f"{title}\n\n{table.text()}"
 
-    def _calibration(self) -> str:
+    def _calibration(self) -> Iterator[str]:
         if self.calibration is None:
-            return ""
+            return
         error, chance, before = self.calibration["error"], self.calibration["chance"], ""
         what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
         result = "more than sampling explains" if error > chance else "no significant miscalibration"
         if self.uncalibrated:
             before = f", {self.uncalibrated['error']:.3f} without the temperature of the model"
-        return _filled(
+        yield _filled(
             f"Calibration of the probability of {what}: expected calibration error {error:.3f} (below "
             f"{chance:.3f} for 95 % of perfectly calibrated models with as many rows{before}): {result}."
         )
@@ -182,7 +178,8 @@ class Score(Result):
         for one in [one for one in self.drift if one.words()][:SHOWN]:
             p = "–" if one.p is None else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
             table.add(one.column, one.kind, _number(one.psi), p, one.words())
-        yield table.text() if table.rows else ""
+        if table.rows:
+            yield table.text()
 
 
 @dataclass(frozen=True)
@@ -200,8 +197,7 @@ class PairedScores(Result):
     differences: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
 
     def to_dict(self) -> dict[str, Any]:
-        whole: dict[str, Any] = asdict(self)
-        return {"scores": [one.to_dict() for one in self.scores], "differences": whole["differences"]}
+        return super().to_dict() | {"scores": [one.to_dict() for one in self.scores]}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the DataFrames of all scores, with the column ``model``."""
@@ -211,8 +207,7 @@ class PairedScores(Result):
 
     def __str__(self) -> str:
         first = self.scores[0]
-        names = [one.model for one in self.scores]
-        table = Table(["all rows (95 %)", *names])
+        table = Table(["all rows (95 %)", *(one.model for one in self.scores)])
         for metric in first.overall.metrics:
             table.add(metric, *(_cell(one.overall.metrics[metric]) for one in self.scores))
         parts = [first.excluded(), table.text()]
@@ -222,15 +217,13 @@ class PairedScores(Result):
             for group, metrics in list(groups.items())[: SHOWN + 2]:
                 table.add(group, *(_cell(estimate, "+") for estimate in metrics.values()))
             parts.append(table.text())
-        return "\n\n".join([*parts, *map(_filled, [*self._trained_on(), *first.notes])])
-
-    def _trained_on(self) -> Iterator[str]:
-        """Domains that only some of the models were trained on."""
-        for group in self.scores[0].domains:
-            seen = {m.model: g.seen for m in self.scores for g in m.domains if g.name == group.name}
-            trained = [name for name, what in seen.items() if what == "training"]
-            if 0 < len(trained) < len(seen):
-                yield f"{group.name} is a training domain of {', '.join(trained)} only: no fair comparison."
+        for domain in first.domains:
+            pairs = ((one.model, d.seen) for one in self.scores for d in one.domains if d.name == domain.name)
+            trained = [model for model, seen in pairs if seen == TRAINING]
+            if 0 < len(trained) < len(self.scores):
+                which = f"{domain.name} is a training domain of {', '.join(trained)} only"
+                parts.append(_filled(f"{which}: no fair comparison."))
+        return "\n\n".join([*parts, *map(_filled, first.notes)])
 
 
 def _filled(line: str) -> str:
@@ -300,7 +293,7 @@ def score(
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
     """
     from shoal.api import scoring
-    from shoal.trained import as_trained, output_of
+    from shoal.trained import as_trained
 
     several = isinstance(model, list | tuple)
     models = [as_trained(each, device) for each in (model if several else [model])]
@@ -308,15 +301,12 @@ def score(
         raise InputError("must not be empty.", "model")
     path = None
     if out is not None:
-        path = Path(out) if str(out).lower().endswith(".json") else Path(out) / "score.json"
-        for each in models:
-            path = output_of(each, path, data)
-    columns = {"label": label, "domain": domain, "group": group}
-    scored = [scoring.scored(each, data, columns, column, batch_size, workers) for each in models]
+        path = output_file(out if str(out).lower().endswith(".json") else Path(out) / "score.json", data)
+    roles = {"label": label, "domain": domain, "group": group}
+    scored = [scoring.scored(each, data, roles, column, batch_size, workers) for each in models]
     result: Score | PairedScores = scored[0].score
     if several:
         result = PairedScores(tuple(each.score for each in scored), scoring.differences(scored))
-    if path is None:
-        return result
-    write_output(path, dump_json(result.to_dict()))
+    if path is not None:
+        write_output(path, dump_json(result.to_dict()))
     return replace(result, out=path) if isinstance(result, Score) else result

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from shoal.experiments.statistics import (
 from shoal.trained import Trained, input_errors
 
 Array = NDArray[Any]
+WITHOUT = {"domain": "all rows are one group", "group": "rows count as independent"}
 
 
 class Labels(NamedTuple):
@@ -39,51 +39,50 @@ class Labels(NamedTuple):
     ``values`` are numbers of classes, or numbers; NaN where the label is missing or cannot be used.
     """
 
-    label: str
     values: Array
     unusable: Mapping[str, int]
-    domains: Sequence[str | None]
+    domains: Array
     entities: Array
-    domain: str | None = None
-    group: str | None = None
-    notes: tuple[str, ...] = ()
+    columns: Mapping[str, str | None]
+    notes: Sequence[str] = ()
+
+    def by_domain(self) -> dict[str, Array]:
+        """The rows of each domain, by name."""
+        rows = pandas.Series(self.domains).groupby(self.domains).indices
+        return {str(name): rows[name] for name in sorted(rows)}
 
 
-def labels_of_table(
-    trained: Trained, table: Table, label: str | None, domain: str | None, group: str | None
-) -> Labels:
+def labels_of_table(trained: Trained, table: Table, roles: Mapping[str, str | None]) -> Labels:
     """The columns that are given, or those of the training."""
     with input_errors("the description of the label in inputs.json is damaged"):
         about = dict(trained.inputs.get("label") or {})
         format = Format(**(about.get("how") or {}))
-        known = {role: str(about[role]) for role in ("name", "domain", "group") if about.get(role)}
-    if (name := label or known.get("name")) is None:
+        names = {"label": about.get("name"), "domain": about.get("domain"), "group": about.get("group")}
+    notes = list[str]()
+    for role, given in roles.items():
+        if given is None and role in WITHOUT and names[role] not in (None, *table):
+            notes.append(f"There is no {role} column {names[role]!r}, so {WITHOUT[role]}.")
+            names[role] = None
+        elif (name := given or names[role]) is not None:
+            names[role] = need_column(str(name), table, role)
+    if names["label"] is None:
         raise InputError("is missing, and the model does not name its label column.", "label")
-    column, notes = table[need_column(name, table, "label")], []
-    used = {"domain": domain, "group": group}
-    without = {"domain": "all rows are one group", "group": "rows count as independent"}
-    for role, given in used.items():
-        if given is not None:
-            need_column(given, table, role)
-        elif role in known and known[role] not in table:
-            notes.append(f"There is no {role} column {known[role]!r}, so {without[role]}.")
-        else:
-            used[role] = known.get(role)
+    column = table[names["label"]]
     if trained.about.classes is None:
         values, unusable = column.values("numeric", format)
     else:
-        names, codes = column.categories("-" in trained.classes)
-        values, unusable = _numbered([names[c] if c >= 0 else None for c in codes], trained.classes)
-    domains: list[str | None] = [None] * len(values)
-    if (where := used["domain"]) is not None:
-        domains = [text or None for text in table[where].texts()]
-        if lacking := domains.count(None):
+        texts, codes = column.categories("-" in trained.classes)
+        values, unusable = _numbered((texts[c] if c >= 0 else None for c in codes), trained.classes)
+    domains = np.full(len(values), None, object)
+    if names["domain"] is not None:
+        domains = np.array([text or None for text in table[names["domain"]].texts()], object)
+        if lacking := list(domains).count(None):
             notes.append(f"{lacking:,} rows without a domain are included in the overall scores only.")
     entities = np.arange(len(values))
-    if (whose := used["group"]) is not None:
-        codes = table[whose].categories()[1]
+    if names["group"] is not None:
+        codes = table[names["group"]].categories()[1]
         entities = np.where(codes < 0, codes.max() + 1 + entities, codes)  # a row without one is its own
-    return Labels(name, values, unusable, domains, entities, where, whose, tuple(notes))
+    return Labels(values, unusable, domains, entities, names, notes)
 
 
 def labels_of_paths(trained: Trained, paths: Sequence[str]) -> Labels:
@@ -94,14 +93,14 @@ def labels_of_paths(trained: Trained, paths: Sequence[str]) -> Labels:
         raise InputError("images must be arranged as domain/class/image, or all as class/image.", "data")
     nested = depth > 2
     values, unknown = _numbered([part[nested] for part in parts], trained.classes)
-    domains = [part[0] if nested else None for part in parts]
-    where = "folder" if nested else None
-    return Labels("folder of the class", values, unknown, domains, np.arange(len(values)), where)
+    domains = np.array([part[0] if nested else None for part in parts], object)
+    columns = {"label": "folder of the class", "domain": "folder" if nested else None, "group": None}
+    return Labels(values, unknown, domains, np.arange(len(values)), columns)
 
 
-def _numbered(labels: Sequence[Any], classes: Sequence[str]) -> tuple[Array, dict[str, int]]:
+def _numbered(labels: Iterable[Any], classes: Sequence[str]) -> tuple[Array, dict[str, int]]:
     """The number of each label among the classes, NaN where it is none, and the unknown labels."""
-    number = {name: float(n) for n, name in enumerate(classes)}
+    labels, number = list(labels), {name: float(n) for n, name in enumerate(classes)}
     unknown = Counter(str(name) for name in labels if name is not None and name not in number)
     return np.array([number.get(name, np.nan) for name in labels]), dict(unknown.most_common())
 
@@ -119,12 +118,12 @@ class Scored(NamedTuple):
 def scored(
     trained: Trained,
     data: Any,
-    columns: Mapping[str, str | None],
+    roles: Mapping[str, str | None],
     column: str | None,
     batch_size: int,
     workers: int,
 ) -> Scored:
-    """Read labelled data, and score a model on them; ``columns`` has the label, domain and group."""
+    """Read labelled data, and score a model on them; ``roles`` has the label, domain and group columns."""
     kind, task = trained.inputs.get("kind", "array"), trained.about.task
     if kind == "array" or task == "multilabel":
         raise InputError(
@@ -135,24 +134,15 @@ def scored(
         raise InputError("must be a folder with images, as domain/class/image or class/image.", "data")
     if kind != "image" and not is_table(data):
         raise InputError(f"this model takes a table (.csv, .parquet …), not {shown(data)}.", "data")
-    table = as_table(data) if kind != "image" else None
-    labels = labels_of_table(trained, table, **columns) if table is not None else None
-    reader = trained.reader(column=column)
-    parts = [(batch.names, output) for batch, output in trained.outputs(reader, data, batch_size, workers)]
-    labels = labels or labels_of_paths(trained, [name for names, _ in parts for name in names])
-    result = _scored(trained, data, np.concatenate([output for _, output in parts]), labels)
-    notes = [*labels.notes, *reader.warnings]
-    if kind == "table" and table is not None:
-        drift, more = drift_of(trained, table, labels.entities)
-        return result._replace(score=replace(result.score, drift=drift, notes=(*notes, *more)))
-    return result._replace(score=replace(result.score, notes=tuple(notes)))
-
-
-def _scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Scored:
-    """Metrics of all rows and of each domain, and the calibration."""
+    table = None if kind == "image" else as_table(data)
+    labels = None if table is None else labels_of_table(trained, table, roles)
+    names, outputs, reader = trained.run(data, batch_size, workers, column)
+    labels = labels or labels_of_paths(trained, names)
     numeric, used = trained.about.classes is None, ~np.isnan(labels.values)
     if not used.any():
-        raise _nothing(labels, trained)
+        known = ", ".join(map(repr, trained.classes[:10])) or "numbers"
+        found = f"holds {quoted(labels.unusable)}" if labels.unusable else "is missing in every row"
+        raise InputError(f"{labels.columns['label']!r} {found}; the model predicts {known}.", "label")
     if numeric and outputs.size != len(outputs):
         raise InputError(f"the model has {outputs[0].size} outputs per row; score supports one.")
     predicted = outputs.reshape(-1) if numeric else trained.probabilities(outputs)
@@ -169,66 +159,82 @@ def _scored(trained: Trained, data: Any, outputs: Array, labels: Labels) -> Scor
         metrics = metrics_of(predicted[own], y[own], entities)
         return Group(name, len(own), len(np.unique(entities)), metrics, seen)
 
-    def reliability(probabilities: Array) -> dict[str, Any]:
-        return calibration(probabilities[used], y[used], labels.entities[used])
-
-    overall, seen = group("all rows", np.flatnonzero(used)), _seen(trained.record)
-    raw = None if numeric or trained.temperature == 1 else trained.probabilities(outputs, calibrated=False)
+    overall, seen = group("all rows", np.arange(len(used))), _seen(trained.record)
+    reliability = uncalibrated = None
+    if not numeric:
+        reliability = calibration(predicted[used], y[used], labels.entities[used])
+        if trained.temperature != 1:
+            raw = trained.probabilities(outputs, calibrated=False)
+            uncalibrated = calibration(raw[used], y[used], labels.entities[used])
+    notes, drift = [*labels.notes, *reader.warnings], None
+    if kind == "table" and table is not None:
+        drift = drift_of(trained, table, labels.entities)
+        if drift is None:
+            notes.append("The model has no summary of its training columns, so drift cannot be measured.")
     score = Score(
         model=str(trained.folder or trained),
         data=repr(str(data)) if isinstance(data, str | Path) else "the table",
         task="regression" if numeric else "classification",
-        label=labels.label,
-        domain=labels.domain,
-        group=labels.group,
+        label=str(labels.columns["label"]),
+        domain=labels.columns["domain"],
+        group=labels.columns["group"],
         rows=len(used),
         overall=overall,
         domains=tuple(
-            group(n, rows, seen.get(n, "new") if seen else "") for n, rows in _by_domain(labels).items()
+            group(n, rows, seen.get(n, "new") if seen else "") for n, rows in labels.by_domain().items()
         ),
         class_names=trained.classes,
         unlabelled=int((~used).sum()) - sum(labels.unusable.values()),
         unusable=labels.unusable,
-        calibration=None if numeric else reliability(predicted),
-        uncalibrated=None if raw is None else reliability(raw),
+        calibration=reliability,
+        uncalibrated=uncalibrated,
+        drift=drift,
+        notes=tuple(notes),
     )
     return Scored(score, predicted, labels._replace(values=y), used)
 
 
-def _by_domain(labels: Labels) -> dict[str, Array]:
-    """The rows of each domain, by name."""
-    rows = pandas.Series(range(len(labels.domains))).groupby(np.array(labels.domains, object)).indices
-    return {str(name): rows[name] for name in sorted(rows)}
+def drift_of(trained: Trained, table: Table, entities: Array) -> tuple[ColumnDrift, ...] | None:
+    """How the columns of the table differ from those of the training; ``None`` if these are not known."""
+    training = trained.inputs.get("training")
+    if not training:
+        return None
+    with input_errors("the summary of the training columns in inputs.json is damaged"):
+        encoder, rows = Encoder.from_dict(trained.inputs), np.arange(table.rows)
+        unknown = encoder.unknown(table)
+        steps = encoder.written_as(table).steps
+        now = {step.name: step.summary(table[step.name], rows) for step in steps}
+        return tuple(column_drift(training, now, unknown.new, unknown.unread, len(np.unique(entities))))
+
+
+def _seen(record: Mapping[str, Any]) -> dict[str, str]:
+    """The domains of the training, by what they were for; empty if there is no record."""
+    found: dict[str, str] = {}
+    for point in (record.get("history") or ())[-1:]:
+        for split, use in (("test", "held out"), ("train", "training"), ("validation", "training")):
+            found |= dict.fromkeys(point["scores"].get(split, {}).get("domains", ()), use)
+    return found
 
 
 def differences(models: Sequence[Scored]) -> dict[str, dict[str, dict[str, Estimate]]]:
     """The differences of the other models to the first, paired by row, with intervals."""
     first, found = models[0], dict[str, dict[str, dict[str, Estimate]]]()
-    for other in models[1:]:
-        for what in ("task", "class_names", "label"):
-            one, two = (
-                sorted(v) if what == "class_names" else v
-                for v in (getattr(m.score, what) for m in (first, other))
-            )
-            if one != two:
-                raise InputError(
-                    f"cannot be scored together: the {what.replace('_', ' ')} of {first.score.model} is "
-                    f"{shown(one)}, and that of {other.score.model} {shown(two)}.",
-                    "model",
-                )
+    for number, other in enumerate(models[1:], 2):
+        for what in ("task", "label", "class_names"):
+            one, two = (getattr(scored.score, what) for scored in (first, other))
+            if sorted(one) != sorted(two):
+                text = f"the {what.replace('_', ' ')} of {first.score.model} is {shown(one)}, and that of"
+                text = f"cannot be scored together: {text} {other.score.model} {shown(two)}."
+                raise InputError(text, "model")
         every = first.used & other.used
-        groups = {"all rows": np.flatnonzero(every)}
-        domains = {n: rows[every[rows]] for n, rows in _by_domain(first.labels).items()}
-        if len(domains) > 1:
-            groups |= domains
-        each = {name: _paired(first, other, rows) for name, rows in groups.items() if len(rows)}
+        domains = {n: rows[every[rows]] for n, rows in first.labels.by_domain().items()}
+        each = {n: _paired(first, other, rows) for n, rows in domains.items() if len(rows)}
+        groups = {"all rows": _paired(first, other, np.flatnonzero(every))}
         if len(domains) > 2:
-            mean = {
-                metric: _mean([each[n][metric] for n in domains if n in each]) for metric in each["all rows"]
-            }
-            each = {"all rows": each.pop("all rows"), "mean over domains": mean, **each}
+            metrics = groups["all rows"]
+            groups["mean over domains"] = {name: _mean([m[name] for m in each.values()]) for name in metrics}
         name = other.score.model
-        found[name if name not in found else f"{name} ({len(found) + 2})"] = each
+        found[name if name not in found else f"{name} ({number})"] = groups | (each if len(each) > 1 else {})
     return found
 
 
@@ -251,37 +257,3 @@ def _mean(values: Sequence[Estimate]) -> Estimate:
         return Estimate(None, undefined="fewer than three domains")
     mean = mean_interval(known)
     return Estimate(mean.mean, mean.low, mean.high)
-
-
-def drift_of(
-    trained: Trained, table: Table, entities: Array
-) -> tuple[tuple[ColumnDrift, ...] | None, tuple[str, ...]]:
-    """How the columns of the table differ from those of the training; ``None`` if these are not known."""
-    training = trained.inputs.get("training")
-    if not training:
-        return None, ("The model has no summary of its training columns, so drift cannot be measured.",)
-    with input_errors("the summary of the training columns in inputs.json is damaged"):
-        encoder, rows = Encoder.from_dict(trained.inputs), np.arange(table.rows)
-        unknown = encoder.unknown(table)
-        steps = encoder.written_as(table).steps
-        now = {step.name: step.summary(table[step.name], rows) for step in steps}
-        count = len(np.unique(entities))
-        return tuple(column_drift(training, now, unknown.new, unknown.unread, count)), ()
-
-
-def _nothing(labels: Labels, trained: Trained) -> InputError:
-    """Why no row can be scored."""
-    if not labels.unusable:
-        return InputError(f"{labels.label!r} is missing in every row; there is nothing to score.", "label")
-    some, known = quoted(labels.unusable), ", ".join(map(repr, trained.classes[:10]))
-    right = f"the classes of the model are {known}" if known else "this model predicts numbers"
-    return InputError(f"{labels.label!r} holds {some}; {right}.", "label")
-
-
-def _seen(record: Mapping[str, Any]) -> dict[str, str]:
-    """The domains of the training, by what they were for; empty if there is no record."""
-    found: dict[str, str] = {}
-    for point in (record.get("history") or ())[-1:]:
-        for split, use in (("test", "held out"), ("train", "training"), ("validation", "training")):
-            found |= dict.fromkeys(point["scores"].get(split, {}).get("domains", ()), use)
-    return found
