@@ -20,8 +20,9 @@ PAGE = """# Evidence from kept records
 
 `python benchmarks/evidence.py docs/evidence/records.md` makes this page from
 [`benchmarks/results/records`](../../benchmarks/results/records). Every number and every verdict comes from
-these records. The [plan](../../benchmarks/results/2026-11-19-plan.md) with its questions, rules and
-amendments is older than the runs of CdSprites and of the natural shifts.
+these records; the linear example and the theorem are computed. The
+[plan](../../benchmarks/results/2026-11-19-plan.md) with its questions, rules and amendments is older than
+the runs of CdSprites and of the natural shifts.
 
 ## Claims of the paper
 

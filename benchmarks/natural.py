@@ -218,7 +218,9 @@ def summary(archive: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame, dict[
 
 
 def table(archive: Path) -> str:
-    """The summary as Markdown."""
+    """The summary as Markdown; without an archive, that it was not run."""
+    if not archive.exists():
+        return "Not run: there are no records."
     tables, ranks, about = summary(archive)
     lines = []
     for name, found in tables.items():

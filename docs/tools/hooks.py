@@ -82,16 +82,12 @@ def shown(source: str) -> str:
     path = ROOT / source
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-        return f"# {source}\n\n" + "".join(f"- [{name}]({source_link(path, name)})\n" for name in names)
+        lines = (name if name.endswith(".gz") else f"[{name}]({path.name}/{name})" for name in names)
+        return f"# {source}\n\n" + "".join(f"- {line}\n" for line in lines)
     text = path.read_text(encoding="utf-8")
     if source.endswith(".md"):
         return text
     return f"# {path.name}\n\n`{source}`\n\n`````{LANGUAGES.get(path.suffix, 'text')}\n{text}\n`````\n"
-
-
-def source_link(folder: Path, name: str) -> str:
-    """As a page made from the folder would write it: relative to where the folder is."""
-    return f"{folder.name}/{name}"
 
 
 def links(source: str) -> Iterator[str]:

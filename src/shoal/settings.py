@@ -238,7 +238,9 @@ def _annotation(annotation: Any, owner: Any) -> Any:
         return Any if annotation is inspect.Parameter.empty else annotation
     module = sys.modules.get(getattr(owner, "func", owner).__module__)  # `func` of a functools.partial
     try:
-        return eval(annotation, getattr(inspect.unwrap(owner), "__globals__", vars(module)))
+        names = getattr(inspect.unwrap(owner), "__globals__", vars(module))
+        one: Any = types.SimpleNamespace(__annotations__={"it": annotation})
+        return typing.get_type_hints(one, names, include_extras=True)["it"]
     except Exception:  # a name that is imported for type checkers only
         return Any
 

@@ -81,7 +81,7 @@ class TestLabels:
         table = {0: list(np.arange(40) % 7 / 2), 1: [0, 1] * 20, 2: [n % 3 == 0 for n in range(40)]}
         data = from_table(table, label=1, domain=2, held_out=True)  # type: ignore[arg-type]
         assert data.splits["test"].names == ("True",)
-        with pytest.raises(InputError, match="label must be text"):
+        with pytest.raises(InputError, match="label must be a valid string"):
             from_table(table, label=["y"], domain=2)  # type: ignore[arg-type]
 
 
@@ -252,7 +252,7 @@ class TestGroups:
         there = np.isin(table["who"], table["who"][table["site"] == "a"])
         of = {d: table["site"] == d for d in "bcd"}
         lost = {d: (int((there & mask).sum()), int(mask.sum())) for d, mask in of.items()}
-        each = ", ".join(f"{n} of {whole} of '{d}'" for d, (n, whole) in lost.items() if n)
+        each = ", ".join(f"{n} of {whole} of {d}" for d, (n, whole) in lost.items() if n)
         with pytest.warns(UserWarning, match=f"not used, because the same entity.*: {each}$"):
             from_table(table, label="y", domain="site", group="who", held_out="a")
 

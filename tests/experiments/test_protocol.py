@@ -93,9 +93,11 @@ class TestSplits:
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of 224 × 224 and a model that has dropout, for any dataset."""
     data = data_of({"30°": [0, 1], "0°": [2, 3], "15°": [4, 5]}, (3, 224, 224))
-    module = type("Model", (), {"build": staticmethod(lambda input_shape, classes, dropout=0.0: None)})
+
+    def build(input_shape: Any, classes: Any, dropout: float = 0.0) -> None: ...
+
     monkeypatch.setattr(sets, "load", lambda name, **options: data)
-    monkeypatch.setattr(models.registry, "module", lambda name: module)
+    monkeypatch.setattr(models, "maker", lambda name: build)
 
 
 class TestPlan:

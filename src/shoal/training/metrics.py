@@ -109,18 +109,23 @@ def mean_over_domains(metric: str, values: Iterable[float | None]) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the results on a split."""
+    """A metric of the results on a split.
+
+    Args:
+        name: its name.
+        compute: function of an :class:`Outcome`.
+        tasks: kinds of task that it supports; none: all.
+        outputs: whether it uses the outputs for all classes.
+        higher: whether higher is better.
+        over_groups: for a metric of groups: function of the values of the groups that count.
+    """
 
     name: str
     compute: Callable[[Outcome], Any]
     tasks: tuple[str, ...] = ()
-    """Kinds of task that it supports; none: all."""
     outputs: bool = False
-    """Whether it uses the outputs for all classes."""
     higher: bool = True
-    """Whether higher is better."""
     over_groups: Callable[[Array], Any] | None = None
-    """For a metric of groups: function of the values of the groups that count."""
 
     def __call__(self, outcome: Outcome) -> float:
         if self.over_groups is None:
