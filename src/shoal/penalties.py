@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, NamedTuple, ParamSpec
 
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from shoal.errors import InputError
-from shoal.tensors import widest
+from shoal.tensors import map_nest, widest
 
 P = ParamSpec("P")
 Loss = Callable[[Any, Tensor], Tensor]
@@ -547,8 +547,8 @@ class _Reversed(torch.autograd.Function):
 
 
 def mixup(
-    x: Tensor, y: Tensor, domain: Domain, *, alpha: float = 0.2, shares: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Any, y: Tensor, domain: Domain, *, alpha: float = 0.2, shares: Tensor | None = None
+) -> tuple[Any, Tensor, Tensor, Tensor]:
     """Mixes the examples of each domain with those of another, λ x_i + (1 − λ) x_j (inter-domain Mixup).
 
     Each domain is paired with the next, in the order in which they appear in the batch, and the last with the
@@ -560,7 +560,8 @@ def mixup(
         loss = (share * losses + (1 - share) * others).mean()
 
     Args:
-        x: inputs, or features if inputs cannot be mixed. uint8 images stay uint8.
+        x: (B, …), or a nested list, tuple or dict of such tensors; features if inputs cannot be mixed. uint8
+            images stay uint8.
         y, domain: the targets and domain indices.
         alpha: α; the smaller, the less is mixed.
         shares: the λ of each pair, (S,), instead of random ones.
@@ -576,31 +577,33 @@ def mixup(
     Reference: Xu et al., Adversarial Domain Adaptation with Domain Mixup, AAAI 2020; Zhang et al., mixup:
     Beyond Empirical Risk Minimization, ICLR 2018; Verma et al., Manifold Mixup, ICML 2019 (for features).
     """
-    if not x.is_floating_point() and x.dtype != torch.uint8:
+    parts: list[Tensor] = []
+    map_nest(parts.append, x)
+    if not all(part.is_floating_point() or part.dtype == torch.uint8 for part in parts):
         raise InputError(
             "x must hold floating-point numbers or uint8 images; in place of token ids, which have nothing "
             "between them, mix features."
         )
-    blocks, (x, y) = _grouped(domain, x, y)
+    blocks, (order, *_) = _grouped(domain, torch.arange(len(y), device=y.device), y, *parts)
     count = len(blocks.sizes)
     if shares is None:
         shares = mixup_shares(count, alpha, y.device)
-    others = [*range(1, count), 0]
-    sizes = [min(blocks.sizes[a], blocks.sizes[b]) for a, b in enumerate(others)]
-    starts = [0, *accumulate(blocks.sizes)]
-
-    def rows(places: Sequence[int]) -> Tensor:
-        spans = ((starts[p], starts[p] + n) for p, n in zip(places, sizes, strict=True))
-        return torch.cat([torch.arange(*span, device=y.device) for span in spans])
-
-    first, second = rows(range(count)), rows(others)
+    examples = order.split(blocks.sizes)
+    pairs = list(zip(examples, [*examples[1:], examples[0]], strict=True))
+    sizes = [min(len(a), len(b)) for a, b in pairs]
+    first, second = (
+        torch.cat([pair[which][:n] for pair, n in zip(pairs, sizes, strict=True)]) for which in (0, 1)
+    )
     share = torch.cat([s.expand(n) for s, n in zip(shares, sizes, strict=True)])
 
-    a, b = x[first].float() if x.dtype == torch.uint8 else x[first], x[second]
-    mixed = torch.lerp(b.to(a.dtype), a, share.to(a.dtype).reshape(-1, *[1] * (a.ndim - 1)))
-    # Rounded, since a model may take floats for another scale.
-    result = mixed.round().to(torch.uint8) if x.dtype == torch.uint8 else mixed
-    return result, y[first], y[second], share.to(torch.promote_types(x.dtype, torch.float32))
+    def mixed(values: Tensor) -> Tensor:
+        image = values.dtype == torch.uint8  # rounded, since a model may take floats for another scale
+        a, b = (values[place].float() if image else values[place] for place in (first, second))
+        result = torch.lerp(b, a, share.to(a.dtype).reshape(-1, *[1] * (a.ndim - 1)))
+        return result.round().to(torch.uint8) if image else result
+
+    share_dtype = torch.promote_types(parts[0].dtype, torch.float32)
+    return map_nest(mixed, x), y[first], y[second], share.to(share_dtype)
 
 
 def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
