@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import itertools
-import threading
+import sys
+import types
 from functools import partial
 
 import pytest
@@ -25,7 +26,6 @@ from shoal.gradients import (
     gradient,
     gram_matrix,
     idgm_backward,
-    iga_backward,
     inner_product,
     losses_by_domain,
     match,
@@ -136,19 +136,6 @@ def test_match_is_the_derivative_of_the_double_loop(make, domains, measure):
         assert not any(t.requires_grad for t in [found.losses, found.value, *found.mean, *found.slope])
 
 
-@FORMS
-def test_the_error_of_finite_differences_is_proportional_to_the_radius(measure):
-    """So ``radius`` is the length of the displacement, whatever the length of v."""
-    _, params, losses = problem(mlp, 3)
-    exact = match(losses, params, measure=measure).slope
-    errors = []
-    for radius in (1e-3, 1e-4):
-        near = match(losses, params, measure=measure, method="finite-difference", radius=radius).slope
-        apart = [a - b for a, b in zip(near, exact, strict=True)]
-        errors.append(inner_product(apart, apart).sqrt().item())
-    assert errors[0] / errors[1] == pytest.approx(10, rel=0.05)
-
-
 @METHODS
 @FORMS
 def test_a_domain_without_gradient(method, measure):
@@ -164,16 +151,6 @@ def test_a_domain_without_gradient(method, measure):
     assert all((t == 0).all() for t in alone.slope)
 
 
-@METHODS
-def test_identical_domains(method):
-    """The variance is zero and not less; the cosine is one."""
-    _, params, losses = problem(mlp, 1, dtype=torch.float32)
-    found = match(losses * 3, params, measure="variance", method=method)
-    assert 0 <= found.value < 1e-6
-    assert all(t.abs().max() < 1e-5 for t in found.slope)
-    assert match(losses * 3, params, measure="cosine", method=method).value == pytest.approx(1, abs=1e-6)
-
-
 def test_the_trust_ratio_limits_the_second_term():
     _, params, losses = problem(mlp, 3)
     found = match(losses, params, measure="cosine")
@@ -182,59 +159,6 @@ def test_the_trust_ratio_limits_the_second_term():
         factor = weight if trust is None or abs(weight) * slope < trust * mean else -trust * mean / slope
         expected = [m + factor * s for m, s in zip(found.mean, found.slope, strict=True)]
         assert_close(found.gradient(weight, trust), expected, **EXACT)
-
-
-@METHODS
-@FORMS
-def test_shares_of_two_processes_make_up_the_whole(method, measure):
-    """Two threads, each with its part of every batch, meet wherever gradients become one."""
-    model, params, _ = problem(mlp, 3)
-    torch.manual_seed(2)
-    data = [(torch.randn(7, 4).double() + 0.3 * i, torch.randint(0, 3, (7,))) for i in range(3)]
-    settings = {"measure": measure, "method": method}
-    whole = match([lambda x=x, y=y: cross_entropy(model(x), y) for x, y in data], params, **settings)
-    models = [copy.deepcopy(model) for _ in range(2)]
-    gate, lying, found = threading.Barrier(2, timeout=20), {}, {}
-
-    def work(rank):
-        own, rows = models[rank], (slice(0, 3), slice(3, 7))[rank]
-
-        def average(gradients):
-            lying[rank] = [g * (3 / 7, 4 / 7)[rank] for g in gradients]
-            gate.wait()
-            total = [a + b for a, b in zip(lying[0], lying[1], strict=True)]
-            gate.wait()
-            return total
-
-        losses = [lambda x=x[rows], y=y[rows]: cross_entropy(own(x), y) for x, y in data]
-        found[rank] = match(losses, list(own.parameters()), average=average, **settings)
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rank in range(2):
-        assert_close([*found[rank].mean, found[rank].value], [*whole.mean, whole.value], **EXACT)
-        assert_close(found[rank].slope, whole.slope, **EXACT)
-
-
-@pytest.mark.parametrize("fails_at", [1, 3, 5, 6])  # in the first sweep; in the second
-def test_finite_differences_put_the_parameters_back_when_a_loss_raises(fails_at):
-    model, params, losses = problem(mlp, 3)
-    before, calls = copy.deepcopy(model.state_dict()), itertools.count(1)
-
-    def counted(loss):
-        def call():
-            if next(calls) == fails_at:
-                raise ZeroDivisionError
-            return loss()
-
-        return call
-
-    with pytest.raises(ZeroDivisionError):
-        match([counted(loss) for loss in losses], params, method="finite-difference", model=model)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 class Noisy(nn.Module):
@@ -286,12 +210,11 @@ def test_moved_parameters_are_elsewhere_and_come_back_to_the_bit():
     start = [p.detach().clone() for p in params]
     direction = gradient(losses[0](), params)
     for by in (-0.3, torch.tensor(0.7)):
-        with moved(params, direction, by):
-            assert_close(
-                [p.detach() for p in params], [s + by * g for s, g in zip(start, direction, strict=True)]
-            )
-            assert not torch.equal(params[0], start[0])
+        with contextlib.suppress(ZeroDivisionError), moved(params, direction, by):
+            elsewhere = [s + by * g for s, g in zip(start, direction, strict=True)]
+            assert_close([p.detach() for p in params], elsewhere)
             params[1].data += 1  # whatever happens to them there
+            raise ZeroDivisionError
         assert_close([p.detach() for p in params], start, rtol=0, atol=0)
     assert all(p.requires_grad and p.is_leaf for p in params)
 
@@ -313,10 +236,6 @@ def network(*, norm=True):
     return nn.Sequential(nn.Linear(4, 6, bias=not norm), *middle, nn.Tanh(), nn.Linear(6, 3)).double()
 
 
-def adam(params):
-    return torch.optim.Adam(params, 0.02)
-
-
 class NaiveIDGM(naive.Reference):
     """The objective by autograd through double loops, then the trust ratio."""
 
@@ -336,7 +255,6 @@ METHODS_OF_LOOPS = {
         partial(naive.Masked, tau=0.3, k=0.01),
     ),
     "idgm": (partial(idgm_backward, gamma=2.0), NaiveIDGM),
-    "iga": (partial(iga_backward, weight=5.0), partial(naive.IGA, weights=itertools.repeat(5.0))),
 }
 
 
@@ -350,21 +268,6 @@ def test_the_gradient_is_that_of_explicit_loops(name, domains):
     own({d: loss() for d, loss in losses.items()} if own.func is backward else losses, model)
     expected = reference(network(), cross_entropy).gradient([(x[d], y[d], d) for d in range(domains)])
     assert_close([p.grad for p in model.parameters()], expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("params", ["module", "optimizer", "list"])
-def test_what_second_derivatives_are_taken_for(params):
-    model = Noisy().double()
-    x, y = dataset(3)
-    losses = {d: lambda d=d: cross_entropy(model(x[d]), y[d]) for d in range(3)}
-    given = {
-        "module": {"params": model},
-        "optimizer": {"params": adam(model.parameters()), "model": model},
-        "list": {"params": model.parameters(), "model": model},
-    }
-    found = idgm_backward(losses, method="finite-difference", **given[params])
-    assert model.passes == 3
-    assert_close([p.grad for p in model.parameters()], found.gradient(-1.0, 0.9), **EXACT)
 
 
 COMBINES = pytest.mark.parametrize("combine", [pcgrad, and_mask, sand_mask])
@@ -399,23 +302,27 @@ class Weighted(nn.Module):
         return torch.tensor([0.5, 0.2, 0.3], dtype=matrix.dtype) @ matrix
 
 
-def test_rules_by_name_and_aggregators_of_a_matrix():
-    model = network(norm=False)
-    gradients = backward(three_losses(model), model, Weighted())
-    expected = [0.5 * a + 0.2 * b + 0.3 * c for a, b, c in zip(*gradients, strict=True)]
-    assert_close([p.grad for p in model.parameters()], expected, **EXACT)
+def test_rules_by_name_and_aggregators_of_a_matrix(monkeypatch):
+    torchjd = types.SimpleNamespace(Weighted=Weighted)
+    monkeypatch.setitem(sys.modules, "torchjd", types.SimpleNamespace(aggregation=torchjd))
+    monkeypatch.setitem(sys.modules, "torchjd.aggregation", torchjd)
+    for combine in (Weighted(), "torchjd:Weighted"):
+        model = network(norm=False)
+        gradients = backward(three_losses(model), model, combine)
+        expected = [0.5 * a + 0.2 * b + 0.3 * c for a, b, c in zip(*gradients, strict=True)]
+        assert_close([p.grad for p in model.parameters()], expected, **EXACT)
+    with pytest.raises(InputError, match="Did you mean 'Weighted'"):
+        backward(three_losses(model), model, "torchjd:Weigted")
     model.zero_grad()
-    assert_close([p.grad for p in model.parameters() if p.grad is not None], [])
     backward(three_losses(model), model, "and-mask")
     assert_close([p.grad for p in model.parameters()], and_mask(gradients), **EXACT)
 
 
-def test_an_aggregator_of_torchjd():
-    aggregation = pytest.importorskip("torchjd.aggregation")
+def test_torchjd_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchjd.aggregation", None)
     model = network(norm=False)
-    gradients = backward(three_losses(model), model, aggregation.Mean())
-    expected = [sum(each) / 3 for each in zip(*gradients, strict=True)]
-    assert_close([p.grad for p in model.parameters()], expected, **EXACT)
+    with pytest.raises(InputError, match=r"combine: torchjd:UPGrad needs torchjd: pip install"):
+        backward(three_losses(model), model, "torchjd:UPGrad")
 
 
 def test_gradients_are_added_to_those_there_are_and_freed_graphs_stay_freed():
@@ -423,7 +330,7 @@ def test_gradients_are_added_to_those_there_are_and_freed_graphs_stay_freed():
     backward(three_losses(model), model, pcgrad)
     once = [p.grad.clone() for p in model.parameters()]
     losses = three_losses(model)
-    backward(losses, torch.optim.SGD(model.parameters(), 0.1), pcgrad)
+    backward(losses, list(model.parameters()), pcgrad)
     assert_close([p.grad for p in model.parameters()], [2 * g for g in once], **EXACT)
     for loss in losses.values():
         with pytest.raises(RuntimeError, match="second time"):
@@ -465,35 +372,23 @@ def test_the_mean_of_several_processes_is_taken_before_gradients_are_combined():
 
 
 WEIGHT = torch.ones(2, requires_grad=True)
+PAIR = {0: lambda: WEIGHT.sum(), 1: lambda: WEIGHT.sum()}
 WRONG = [
-    (lambda: match([lambda: WEIGHT.sum()], [WEIGHT]), "at least 2 domains are compared, got 1"),
+    (lambda: match([WEIGHT.sum], [WEIGHT]), "losses must be functions, of at least 2 domains"),
+    (lambda: match([WEIGHT.sum()] * 2, [WEIGHT]), "losses must be functions"),
     (lambda: gip([]), "at least 2 domains are compared, got 0"),
-    (lambda: gip([[WEIGHT], [WEIGHT, WEIGHT]]), "same number of tensors"),
     (lambda: gradient(WEIGHT, [WEIGHT]), "loss must be one number"),
     (lambda: backward([1, 2], [WEIGHT], pcgrad), r"losses must map at least 2 domains .* got \[1, 2\]"),
     (lambda: backward({"a": WEIGHT.sum()}, [WEIGHT], pcgrad), "at least 2 domains"),
-    (lambda: backward({"a": 1.0, "b": 2.0}, [WEIGHT], pcgrad), "domain 'a' must be one number .* got 1.0"),
-    (lambda: idgm_backward({"a": WEIGHT.sum(), "b": 2}, [WEIGHT]), "domain 'a' must be"),
-    (lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], lambda g: g[0] * 2), "one tensor per"),
-    (
-        lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], "pcgrd"),
-        "combine: .*Did you mean 'pcgrad'",
-    ),
-    (lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], 3), "combine must be .*, got 3"),
-    (
-        lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], nn.Flatten()),
-        r"combine must .*\[2, 2\]",
-    ),
-    (lambda: backward({0: WEIGHT.sum(), 1: WEIGHT.sum()}, [WEIGHT], "torchjd:UPGrd"), "torchjd"),
+    (lambda: backward({"a": 1.0, "b": 2.0}, [WEIGHT], pcgrad), "loss must be one number .* got 1.0"),
+    (lambda: backward({d: f() for d, f in PAIR.items()}, [WEIGHT], lambda g: g[0] * 2), "one tensor per"),
+    (lambda: backward({d: f() for d, f in PAIR.items()}, [WEIGHT], "pcgrd"), "combine: .*mean 'pcgrad'"),
     (lambda: match([WEIGHT.sum] * 2, [WEIGHT], measure="cos"), "unknown measure 'cos'"),
-    (lambda: losses_by_domain(torch.ones(3), torch.ones(3)), "whole ones.*of torch.float32"),
+    (lambda: losses_by_domain(torch.ones(3, 2), torch.ones(3)), "reduction"),
     (lambda: and_mask(random_gradients(2), tau=1.5), "must be from 0 to 1, got 1.5"),
     *(
-        (
-            lambda params=params: iga_backward({0: WEIGHT.sum, 1: WEIGHT.sum}, params),
-            "params must be a module",
-        )
-        for params in ([], iter([]), [torch.ones(2)], WEIGHT, [WEIGHT * 2], "model", 3)
+        (lambda params=params: idgm_backward(PAIR, params), "params must be a module")
+        for params in ([], iter([]), [torch.ones(2)], [WEIGHT * 2])
     ),
 ]
 
@@ -545,7 +440,6 @@ def images(*layers):
 
 
 SECOND = {
-    "batch norm": lambda: images(nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(2), nn.GELU()),
     "dropout": lambda: images(nn.Tanh(), nn.Dropout(0.5), nn.GroupNorm(2, 4), nn.Dropout2d(0.3)),
     "frozen layer": lambda: images(nn.Conv2d(4, 4, 3).requires_grad_(False), nn.BatchNorm2d(4).eval()),
     "checkpoint": lambda: images(Checkpointed(nn.Conv2d(4, 4, 3), nn.Dropout(0.5), nn.Tanh())),

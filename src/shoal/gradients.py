@@ -5,10 +5,10 @@ In your loop, replace ``loss.backward()`` by::
     losses = losses_by_domain(cross_entropy(model(x), y, reduction="none"), domain)  # or any {domain: loss}
     backward(losses, model, combine=pcgrad)  # or "and-mask", your own function, an aggregator of torchjd
 
-For the methods that need second derivatives, pass functions that compute the losses::
+or, for second derivatives, with functions that compute the losses, by::
 
     losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
-    idgm_backward(losses, model, gamma=1.0)  # or iga_backward
+    idgm_backward(losses, model, gamma=1.0)
 
 The gradients of S domains are S lists of tensors, with one tensor per parameter. Let g_i be the gradient of
 domain i's *mean* loss (with a sum, the inner product would grow with the square of the batch size). Then
@@ -32,18 +32,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.optim import Optimizer
 
-from shoal.errors import InputError, shown, unknown_name
+from shoal.errors import InputError, check_names, shown, unknown_name
 from shoal.replay import preserve_state, random_state
 
 Gradient = list[Tensor]
 Gradients = Sequence[Sequence[Tensor]]
 Measure = Literal["gip", "cosine", "variance"]
 Method = Literal["exact", "finite-difference"]
-Domain = Hashable
-Trainable = nn.Module | Optimizer | Iterable[Tensor]
-"""What to compute gradients for: a module, an optimizer or tensors."""
+Trainable = nn.Module | Iterable[Tensor]
 Average = Callable[[Gradient], Gradient]
 """Averages a list of tensors over processes."""
 Combine = Callable[[list[Gradient]], Sequence[Tensor]]
@@ -55,10 +52,14 @@ def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = Fal
 
     With ``create_graph``, the graph of the gradient is kept, for second derivatives.
     """
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
+    _check_loss(loss)
     grads = torch.autograd.grad(loss, list(params), allow_unused=True, create_graph=create_graph)
     return _dense(grads, params)
+
+
+def _check_loss(loss: Tensor) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
 
 
 def _dense(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> Gradient:
@@ -138,8 +139,6 @@ def _stacked(gradients: Gradients, least: int = 1) -> Iterator[Tensor]:
     """For each parameter the gradients of all domains, (S, …)."""
     if len(gradients) < least:
         raise InputError(f"gradients of at least {least} domains are compared, got {len(gradients)}.")
-    if len({tuple(x.shape for x in g) for g in gradients}) > 1 or not gradients[0]:
-        raise InputError("gradients must be lists with the same number of tensors, of the same shapes.")
     return map(torch.stack, zip(*gradients, strict=True))
 
 
@@ -273,16 +272,14 @@ def losses_by_domain(losses: Tensor, domain: Tensor) -> dict[int, Tensor]:
         losses: loss of each example, (B,).
         domain: domain index of each example, (B,).
     """
-    if losses.ndim != 1 or domain.shape != losses.shape or domain.is_floating_point():
-        raise InputError(
-            "losses and domain must have one number per example, (B,), and domain whole ones: got losses "
-            f'{tuple(losses.shape)} (reduction="none"?) and domain {tuple(domain.shape)} of {domain.dtype}.'
-        )
+    if losses.ndim != 1 or domain.shape != losses.shape:
+        shapes = f"{tuple(losses.shape)} and {tuple(domain.shape)}"
+        raise InputError(f'losses and domain must be (B,), got {shapes}; reduction="none" gives losses.')
     return {int(d): losses[domain == d].mean() for d in domain.unique()}
 
 
 def backward(
-    losses: Mapping[Domain, Tensor],
+    losses: Mapping[Hashable, Tensor],
     params: Trainable,
     combine: str | Combine | nn.Module,
     *,
@@ -299,55 +296,45 @@ def backward(
 
     One forward pass of a mixed batch (:func:`losses_by_domain`) is slower than one per domain, because each
     of the S backward passes goes through the whole batch. As with ``Tensor.backward``, parameters that no
-    loss depends on are not changed, and the graphs are freed. Losses may be multiplied by a loss scale (not
-    for SAND-mask). With several processes, compute the losses with ``model.module`` and pass ``average``:
-    DistributedDataParallel does not average these gradients.
+    loss depends on are not changed, and the graphs are freed. With several processes, compute the losses with
+    ``model.module`` and pass ``average``: DistributedDataParallel does not average these gradients.
 
     Args:
         losses: the mean loss of each domain, for at least two domains.
-        params: a module, an optimizer or tensors; tensors that do not require a gradient are ignored.
-        combine: :func:`pcgrad`, :func:`and_mask`, :func:`sand_mask`, :func:`agr_sum`, :func:`agr_rand`, the
-            name of one, such as ``"and-mask"``, or your own; ``functools.partial(and_mask, tau=0.8)``
-            passes settings. A gradient is zero for parameters that the domain's loss does not depend on. A
-            module, such as an aggregator of ``torchjd``, is called with the matrix (S, P) of all gradients
-            and returns a vector (P,); ``"torchjd:UPGrad"`` is ``torchjd.aggregation.UPGrad()``.
+        params: a module or tensors; tensors that do not require a gradient are ignored.
+        combine: :func:`pcgrad` or another rule of this module, its name, such as ``"and-mask"``, or your own
+            function; ``functools.partial(and_mask, tau=0.8)`` passes settings. A module, such as an
+            aggregator of ``torchjd``, is called with the matrix (S, P) of all gradients and returns a vector
+            (P,); ``"torchjd:UPGrad"`` is ``torchjd.aggregation.UPGrad()``.
         average: averages each domain's gradient, a list of tensors, over processes before ``combine``.
 
     Returns:
         The gradients of the domains, such as for :func:`cosine_matrix`.
     """
     trained, rule = _trained(params), _rule(combine)
-    _check_losses(losses, lambda v: isinstance(v, Tensor) and v.numel() == 1 and v.requires_grad)
-    reached = [average is not None] * len(trained)
-    gradients: list[Gradient] = []
+    _check_domains(losses)
+    each = []
     for loss, retain in zip(losses.values(), _needed_later(list(losses.values())), strict=True):
-        found = torch.autograd.grad(loss, trained, retain_graph=retain, allow_unused=True)
-        reached = [r or g is not None for r, g in zip(reached, found, strict=True)]
-        dense = _dense(found, trained)
-        gradients.append(dense if average is None else average(dense))
-    if not any(reached):
-        raise InputError("losses do not depend on any of params; are these the parameters of another model?")
+        each.append(torch.autograd.grad(loss, trained, retain_graph=retain, allow_unused=True))
+    gradients = [_dense(found, trained) for found in each]
+    if average is not None:
+        gradients = [average(g) for g in gradients]
     total = rule(gradients)
     if [g.shape for g in total] != [p.shape for p in trained]:
         raise InputError("combine must return a list with one tensor per parameter, each of its shape.")
+    reached = [any(g is not None for g in same) for same in zip(*each, strict=True)]
     _add_to_grad((p, g) for p, g, r in zip(trained, total, reached, strict=True) if r)
     return gradients
 
 
 def _rule(combine: str | Combine | nn.Module) -> Combine:
     if isinstance(combine, str):
-        if combine in RULES:
-            return RULES[combine]
-        combine = _aggregator(combine)
-    if not callable(combine):
-        raise InputError(f"must be a function, a name or an aggregator, got {shown(combine)}.", "combine")
+        combine = RULES[combine] if combine in RULES else _aggregator(combine)
     if not isinstance(combine, nn.Module):
         return combine
 
     def of_matrix(gradients: list[Gradient]) -> Gradient:
-        matrix = torch.stack([_join(g) for g in gradients])
-        if (vector := combine(matrix)).shape != matrix[0].shape:
-            raise InputError(f"must return one number per parameter, got {shown(vector.shape)}.", "combine")
+        vector = combine(torch.stack([_join(g) for g in gradients]))
         return _split(vector, gradients[0])
 
     return of_matrix
@@ -373,32 +360,25 @@ def _trained(params: Trainable) -> list[Tensor]:
             "params is a DistributedDataParallel, which does not average these gradients: take the "
             "losses from model.module, and pass params=model.module and average=…"
         )
-    if isinstance(params, Optimizer):
-        params = [p for group in params.param_groups for p in group["params"]]
-    given = params.parameters() if isinstance(params, nn.Module) else params
-    every = list(given) if isinstance(given, Iterable) and not isinstance(given, Tensor) else []
-    trained = [p for p in dict.fromkeys(every) if isinstance(p, Tensor) and p.is_leaf and p.requires_grad]
+    every = list(params.parameters() if isinstance(params, nn.Module) else params)
+    trained = [p for p in dict.fromkeys(every) if p.is_leaf and p.requires_grad]
     if not trained:
         raise InputError(
-            f"params must be a module, an optimizer or leaf tensors that require a gradient, got "
-            f"{shown(params)}. An iterator, such as model.parameters(), can be read only once."
+            f"params must be a module or leaf tensors that require a gradient, got {shown(params)}. "
+            "An iterator, such as model.parameters(), can be read only once."
         )
     return trained
 
 
-def _check_losses(losses: Mapping[Domain, Any], right: Callable[[Any], bool]) -> None:
+def _check_domains(losses: Mapping[Hashable, Any]) -> None:
     if not isinstance(losses, Mapping) or len(losses) < 2:
         raise InputError(f"losses must map at least 2 domains to their losses, got {shown(losses)}.")
-    for domain, loss in losses.items():
-        if not right(loss):
-            raise InputError(
-                f"losses: the loss of domain {shown(domain)} must be one number that depends on parameters "
-                f"(for second derivatives a function that computes it), got {shown(loss)}."
-            )
 
 
 def _needed_later(losses: Sequence[Tensor]) -> list[bool]:
     """For each loss, whether a later one shares part of its graph; the graphs of others can be freed."""
+    for loss in losses:
+        _check_loss(loss)
     later: set[object] = set()
     shared = []
     for loss in reversed(losses):
@@ -490,11 +470,10 @@ def match(
         average: averages a gradient over processes which hold parts of the batch of each domain; called
             before any non-linear operation.
     """
-    if len(losses) < 2:
-        raise InputError(f"losses of at least 2 domains are compared, got {len(losses)}.")
-    for kind, choice, known in (("measure", measure, Measure), ("method", method, Method)):
-        if choice not in get_args(known):
-            raise unknown_name(kind, choice, get_args(known))
+    if len(losses) < 2 or not all(map(callable, losses)):
+        raise InputError(f"losses must be functions, of at least 2 domains, got {shown(losses)}.")
+    check_names("measure", [measure], get_args(Measure))
+    check_names("method", [method], get_args(Method))
     exact, params = method == "exact", list(params)
     mean_of = average or (lambda tensors: tensors)
     state = None if exact or model is None else random_state(model)
@@ -532,7 +511,7 @@ def match(
 
 
 def idgm_backward(
-    losses: Mapping[Domain, Callable[[], Tensor]],
+    losses: Mapping[Hashable, Callable[[], Tensor]],
     params: Trainable,
     *,
     gamma: float = 1.0,
@@ -551,12 +530,11 @@ def idgm_backward(
         losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
         idgm_backward(losses, model, gamma=0.5)
 
-    It works like :func:`backward`, except that parameters that no loss depends on get zeros, and that the
-    losses must not be multiplied by a loss scale.
+    It works like :func:`backward`, with zeros for parameters that no loss depends on, and without loss scale.
 
     Args:
         losses: for each domain, a function that computes its mean loss with the current parameters.
-        params: a module, an optimizer or tensors.
+        params: a module or tensors.
         gamma: γ.
         normalize: match cosines instead of inner products, as the paper does in its experiments.
         trust: the largest norm of the matching term's gradient, relative to that of the mean gradient. Below
@@ -566,40 +544,12 @@ def idgm_backward(
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """
-    _check_losses(losses, callable)
+    _check_domains(losses)
     trained = _trained(params)
     measure: Measure = "cosine" if normalize else "gip"
     model = params if model is None and isinstance(params, nn.Module) else model
     found = match(losses.values(), trained, measure=measure, method=method, model=model, average=average)
     _add_to_grad(zip(trained, found.gradient(-gamma, trust), strict=True))
-    return found
-
-
-def iga_backward(
-    losses: Mapping[Domain, Callable[[], Tensor]],
-    params: Trainable,
-    *,
-    weight: float = 1000.0,
-    method: Method = "exact",
-    model: nn.Module | None = None,
-    average: Average | None = None,
-) -> Matching:
-    """Replace ``loss.backward()``: add the gradient of the objective of IGA to ``.grad``.
-
-        1/S Σ_i L_i + λ/S Σ_i ‖g_i − ḡ‖²,    λ = ``weight``
-
-    Args:
-        weight: λ.
-        losses, params, method, model, average: as in :func:`idgm_backward`.
-
-    Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
-    problem?, 2020.
-    """
-    _check_losses(losses, callable)
-    trained = _trained(params)
-    model = params if model is None and isinstance(params, nn.Module) else model
-    found = match(losses.values(), trained, measure="variance", method=method, model=model, average=average)
-    _add_to_grad(zip(trained, found.gradient(weight), strict=True))
     return found
 
 

@@ -1,30 +1,25 @@
 """Penalties for domain generalization, as plain functions of one mixed batch, for any training loop.
 
-A mixed batch holds B examples from several domains. ``domain``, of shape (B,), holds the domain index of each
-example: integers, in any order; a domain may have a single example in the batch, or none. Other tensors have
-one row per example: ``features`` (B, …) are flattened to (B, d), ``logits`` (B, …) are the model's output,
-``y`` are the targets, and ``losses`` (B,) are such as ``cross_entropy(logits, y, reduction="none")``. A
-penalty returns a scalar to add to the loss::
+A mixed batch holds B examples of several domains in any order. ``domain`` (B,) is the domain index of each;
+``features`` (B, …) are flattened to (B, d), ``logits`` (B, …) are the model's output, ``y`` the targets, and
+``losses`` (B,) are such as ``cross_entropy(logits, y, reduction="none")``. A penalty returns a scalar to add
+to the loss::
 
-    z = backbone(x)
+    z = backbone(x)  # for a model that does not return features: shoal.models.FeatureExtractor
     logits = head(z)
     loss = cross_entropy(logits, y) + shoal.penalties.coral(z, domain)
 
-To get the features of a model that does not return them, use :class:`shoal.models.FeatureExtractor`. The
-algorithms of :mod:`shoal.algorithms` call these same functions. Half-precision inputs are converted to
-float32, without autocast; float64 inputs stay float64.
-
-Penalties that compare domains need several examples from each of at least two domains in each batch:
-:class:`shoal.data.DomainBatchSampler` with ``mixed=True`` yields them.
+The algorithms of :mod:`shoal.algorithms` call these functions. Half-precision inputs are converted to
+float32, without autocast. Penalties that compare domains need several examples of at least two domains in
+each batch, as :class:`shoal.data.DomainBatchSampler` yields them with ``mixed=True``.
 
 **BatchNorm.** One forward pass of a mixed batch computes BatchNorm's statistics over all domains; one pass
 per domain normalises each domain separately, which removes differences in mean and scale before a penalty can
 measure them. Published code does either, and the choice matters: for an untrained ResNet-18 on PACS it
 changes the gradient of a step by 108 % to 137 %. In :func:`shoal.fit`, ``batch_norm`` selects one.
 
-**Avoiding GPU synchronization.** To group the examples, a penalty reads the values of ``domain``, so every
-call waits for the GPU once. If the examples are already ordered by domain, as in the mixed batches of
-``DomainBatchSampler``, pass :class:`Blocks` instead of the tensor: CUDA graphs can then capture the step::
+**GPUs.** A penalty reads the values of ``domain``, so every call waits for the GPU once. For a batch that is
+ordered by domain, pass :class:`Blocks` instead; CUDA graphs can then capture the step::
 
     penalty = coral(z, Blocks([n] * s))
     loss = group_dro(losses, Blocks([n] * s, ids=domain[::n]), weights)
@@ -34,7 +29,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, NamedTuple, ParamSpec
 
@@ -52,35 +47,28 @@ GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 HALF = (torch.float16, torch.bfloat16)
 
 
-def _full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Half-precision tensors arrive as float32, and autocast is off."""
+def _penalty(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """What all have in common: float32 or float64 without autocast, and second derivatives.
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        def full(value: Any) -> Any:
-            return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
-
-        named: dict[str, Any] = {name: full(value) for name, value in kwargs.items()}
-        kind = next(v.device.type for v in [*args, *named.values()] if isinstance(v, Tensor))
-        with torch.autocast(kind, enabled=False):
-            return function(*map(full, args), **named)
-
-    return call
-
-
-def _second_order(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Has a graph inside, under ``torch.no_grad`` too, and is not traced by torch.compile.
-
-    The compiler knows no second derivatives. ``torch.compiler.disable`` as a decorator would import it, which
-    takes longer than importing torch.
+    There is a graph inside under ``torch.no_grad`` too, and torch.compile, which knows no second derivatives,
+    does not trace it. ``torch.compiler.disable`` as a decorator would import the compiler, which takes longer
+    than importing torch.
     """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        wanted, traced = torch.is_grad_enabled(), torch.compiler.is_compiling()
-        with torch.enable_grad():
-            run: Callable[P, Tensor] = torch.compiler.disable(function) if traced else function
-            result = run(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            run: Callable[P, Tensor] = torch.compiler.disable(call)
+            return run(*args, **kwargs)
+
+        def full(value: Any) -> Any:
+            return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+        named: dict[str, Any] = {name: full(value) for name, value in kwargs.items()}
+        wanted = torch.is_grad_enabled()
+        kind = next(v.device.type for v in [*args, *named.values()] if isinstance(v, Tensor))
+        with torch.enable_grad(), torch.autocast(kind, enabled=False):
+            result = function(*map(full, args), **named)
         return result if wanted else result.detach()
 
     return call
@@ -89,12 +77,9 @@ def _second_order(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 class Blocks(NamedTuple):
     """The domains of a batch that is ordered by domain, instead of a tensor ``domain``.
 
-    The first ``sizes[0]`` examples come from one domain, the next ``sizes[1]`` from another, and so on.
-
     Args:
-        sizes: the number of examples of each domain in the batch.
-        ids: the domain index of each block, a tensor (S,), for :class:`GroupWeights`,
-            :class:`FishrVariances` and :class:`DomainDiscriminator`; by default 0, 1, …
+        sizes: the number of examples of each domain in the batch, in order.
+        ids: the domain index of each block, a tensor (S,), for penalties with a state; by default 0, 1, …
 
     >>> features = torch.tensor([[0.0], [2.0], [1.0], [3.0]])
     >>> coral(features, Blocks([2, 2]))
@@ -108,7 +93,14 @@ class Blocks(NamedTuple):
 Domain = Tensor | Blocks
 
 
-@_full_precision
+class _Blocks(NamedTuple):
+    """The domains of a batch, whatever it said of them."""
+
+    sizes: list[int]
+    ids: Tensor
+
+
+@_penalty
 def coral(features: Tensor, domain: Domain) -> Tensor:
     """The distance between the domains' feature means and covariances (CORAL).
 
@@ -137,9 +129,7 @@ def coral(features: Tensor, domain: Domain) -> Tensor:
 
 def _mean_over_pairs(x: Tensor) -> Tensor:
     """The mean over pairs of rows of the mean square of their difference, from distances to the middle."""
-    if len(x) < 2:
-        return x.new_zeros(()) * x.sum()
-    return 2 / (len(x) - 1) * (x - x.mean(0)).square().flatten(1).mean(1).sum()
+    return 2 / max(len(x) - 1, 1) * (x - x.mean(0)).square().flatten(1).mean(1).sum()
 
 
 def _cells(matrix: Tensor, sizes: Sequence[int], of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -155,7 +145,7 @@ def _mean_distance(products: Tensor) -> Tensor:
     return apart.sum() / max(count * (count - 1), 1)
 
 
-@_full_precision
+@_penalty
 def mmd(features: Tensor, domain: Domain) -> Tensor:
     """The squared maximum mean discrepancy between the domains' features, averaged over pairs (MMD).
 
@@ -178,8 +168,7 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
     return _mean_distance(_cells(kernel, blocks.sizes, torch.mean)).to(features.dtype)
 
 
-@_full_precision
-@_second_order
+@_penalty
 def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy) -> Tensor:
     """The squared gradient of each domain's loss with respect to a scalar factor of the logits (IRMv1).
 
@@ -210,7 +199,7 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
     return torch.stack(squares).mean()
 
 
-@_full_precision
+@_penalty
 def vrex(losses: Tensor, domain: Domain) -> Tensor:
     """The variance of the domains' mean losses (V-REx): 1/S Σ_i (L_i − L̄)².
 
@@ -222,7 +211,7 @@ def vrex(losses: Tensor, domain: Domain) -> Tensor:
     return _domain_losses(losses, domain, least=2)[0].var(correction=0)
 
 
-@_full_precision
+@_penalty
 def miro(features: Tensor, pretrained: Tensor, variance: Tensor) -> Tensor:
     """How far features are from those of the pretrained model (MIRO), ½ mean((z − z₀)²/σ² + log σ²).
 
@@ -243,9 +232,6 @@ def miro(features: Tensor, pretrained: Tensor, variance: Tensor) -> Tensor:
     Reference: Cha et al., Domain Generalization by Mutual-Information Regularization with Pre-trained Models,
     ECCV 2022.
     """
-    if features.shape != pretrained.shape:
-        shapes = f"{tuple(features.shape)} and {tuple(pretrained.shape)}"
-        raise InputError(f"features and pretrained must have the same shape, got {shapes}.")
     return ((features - pretrained).square() / variance + variance.log()).mean() / 2
 
 
@@ -254,19 +240,15 @@ def _domain_losses(
 ) -> tuple[Tensor, Tensor]:
     """The domains' mean losses, (S,), and the domains' numbers."""
     if losses.ndim != 1:
-        raise InputError(
-            f"losses must be one number per example, (B,), got shape {tuple(losses.shape)}: compute them "
-            'with reduction="none".'
-        )
+        raise InputError(f'losses must be (B,), got {tuple(losses.shape)}: reduction="none" gives them.')
     blocks, (losses,) = _grouped(domain, losses, least=least, known=known)
-    return torch.stack([each.mean() for each in losses.split(blocks.sizes)]), _ids(blocks, losses.device)
+    return torch.stack([each.mean() for each in losses.split(blocks.sizes)]), blocks.ids
 
 
 class GroupWeights(nn.Module):
     """The state of :func:`group_dro`: one weight per domain, in a buffer. Save it with the model.
 
-    Each call of ``group_dro`` updates the weights, unless ``weights.eval()`` was called. Several processes
-    each update their own copy: average ``log_weights`` over processes after each step.
+    Each call in training mode updates it. With several processes, average ``log_weights`` after each step.
 
     Args:
         domains: the total number of domains; domain indices are 0 to ``domains − 1``.
@@ -283,14 +265,13 @@ class GroupWeights(nn.Module):
         self.register_buffer("log_weights", torch.zeros(domains, dtype=dtype))
 
 
-@_full_precision
+@_penalty
 def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
     """The weighted loss of GroupDRO, Σ_d q_d L_d, to minimise instead of the mean loss.
 
     Domains with a high loss get a higher weight: q_d ∝ exp(η Σ L_d), summed over the batches that contain the
     domain. If a batch contains S of T domains, the loss is multiplied by T/S, so that its expectation is the
-    loss over all domains. Each call updates ``weights``, which are on the same device; domain indices are
-    from 0.
+    loss over all domains.
 
     >>> group_dro(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), GroupWeights(2, step_size=0.0))
     tensor(2.)
@@ -307,7 +288,7 @@ def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
     return (weight * each).sum() * (len(log_weights) / len(each))
 
 
-@_full_precision
+@_penalty
 def quantile_risk(losses: Tensor, domain: Domain, quantile: float = 0.75) -> Tensor:
     """The α-quantile of the domains' mean losses, to minimise instead of the mean loss (EQRM).
 
@@ -364,9 +345,8 @@ def _kernel_quantile(points: Tensor, quantile: float) -> Tensor:
 class FishrVariances(nn.Module):
     """The state of :func:`fishr`: a moving average of each domain's gradient variances, in a buffer.
 
-    Save it with the model. Each call of ``fishr`` updates the domains in the batch, unless
-    ``variances.eval()`` was called. Several processes each update their own copy: average ``smoothed`` over
-    processes after each step.
+    Each call in training mode updates the domains in the batch. Save it with the model, and with several
+    processes average ``smoothed`` after each step.
 
     Args:
         domains: the total number of domains; domain indices are 0 to ``domains − 1``.
@@ -395,8 +375,7 @@ class FishrVariances(nn.Module):
         self.register_buffer("smoothed", torch.zeros(domains, outputs * (features + bias), dtype=dtype))
 
 
-@_full_precision
-@_second_order
+@_penalty
 def fishr(
     logits: Tensor,
     features: Tensor,
@@ -439,10 +418,13 @@ def fishr(
     blocks, (features, logits, y) = _grouped(domain, features, logits, y, known=known)
     dtype = torch.promote_types(features.dtype, logits.dtype)
     split = [t.split(blocks.sizes) for t in (logits.to(dtype), features.to(dtype), y)]
-    each = [_gradient_variances(loss, o, z, t, bias) for o, z, t in zip(*split, strict=True)]
-    found = torch.stack(each)
+    found = torch.stack([_gradient_variances(loss, o, z, t, bias) for o, z, t in zip(*split, strict=True)])
     if variances is not None:
-        found = _smoothed(found, variances, _ids(blocks, found.device))
+        before = variances.smoothed
+        smooth = torch.lerp(found, before[blocks.ids].to(found.dtype), variances.ema)
+        if variances.training:
+            before.index_copy_(0, blocks.ids, smooth.detach().to(before.dtype))
+        found = smooth / (1 - variances.ema)
     return (found - found.mean(0)).square().mean()
 
 
@@ -458,39 +440,23 @@ def _gradient_variances(loss: Loss, logits: Tensor, features: Tensor, y: Tensor,
     return found.to(features.dtype)
 
 
-def _smoothed(found: Tensor, variances: FishrVariances, ids: Tensor) -> Tensor:
-    before = variances.smoothed
-    if before.shape[1] != found.shape[1]:
-        raise InputError(
-            f"variances has {before.shape[1]} numbers per domain, and these features and logits have "
-            f"{found.shape[1]}: create it with FishrVariances(domains, features, outputs)."
-        )
-    smooth = torch.lerp(found, before[ids].to(found.dtype), variances.ema)
-    if variances.training:
-        with torch.no_grad():
-            before.index_copy_(0, ids, smooth.detach().to(before.dtype))
-    return smooth / (1 - variances.ema)
-
-
 class DomainDiscriminator(nn.Module):
     """A multilayer perceptron that predicts the domain from the features, for DANN and CDANN.
 
-    Calling it as ``discriminator(features, domain)`` returns its loss behind a gradient-reversal layer.
-    Minimising that loss trains the discriminator to predict the domain, while the model receives the gradient
-    times −λ and learns features from which the domain cannot be predicted. One optimizer trains both:
+    Calling it returns its loss behind a gradient-reversal layer: minimising that trains the discriminator,
+    while the model receives the gradient times −λ and learns features from which the domain cannot be
+    predicted. :meth:`loss` is without the reversal, for separate optimizers. ::
 
         discriminator = DomainDiscriminator(512, domains=4)
         optimizer = Adam([*model.parameters(), *discriminator.parameters()])
         loss = cross_entropy(head(z), y) + discriminator(z, domain)
 
-    :meth:`loss` returns the same value without the reversal, for separate optimizers.
-
-    With ``classes`` it is the discriminator of CDANN, called as ``discriminator(features, domain, y)``: it
-    also receives the class, as a learned vector that is added to the features, and every class has the same
-    weight in its loss. The domains may then differ in their class frequencies.
+    With ``classes`` it is that of CDANN, ``discriminator(features, domain, y)``: a learned vector of the
+    class is added to the features, and every class has the same weight in its loss. The domains may then
+    differ in their class frequencies.
 
     Args:
-        features: the number of features per example, such as the ``width`` of a ``FeatureExtractor``.
+        features: the number of features per example.
         domains: the total number of domains; domain indices are 0 to ``domains − 1``.
         width: the width of the hidden layers.
         depth: the number of linear layers.
@@ -531,8 +497,7 @@ class DomainDiscriminator(nn.Module):
         reverse: Callable[[Tensor, float], Tensor] = _Reversed.apply
         return self.loss(reverse(features, self.weight), domain, y)
 
-    @_full_precision
-    @_second_order
+    @_penalty
     def loss(
         self,
         features: Tensor,
@@ -543,12 +508,11 @@ class DomainDiscriminator(nn.Module):
     ) -> Tensor:
         """The cross-entropy of the predicted domains, plus ``gradient_penalty`` times a penalty.
 
-        It is the mean over examples or, if the discriminator was created with ``classes``, the mean of the
-        means of the classes in the batch. The penalty is the mean over examples of ‖∂CE/∂z‖², with z an
-        example's features; it keeps the discriminator smooth. Both are of the same forward pass.
+        It is the mean over examples or, with ``classes``, the mean of the means of the classes in the batch.
+        The penalty is the mean over examples of ‖∂CE/∂z‖², with z an example's features.
         """
         if (y is None) != (self.classes is None):
-            raise InputError("y, the classes, must be passed to a DomainDiscriminator(…, classes=…) only.")
+            raise InputError("must be passed if the discriminator has classes, and only then.", "y")
         given = [features] if y is None else [features, y]
         blocks, (z, *rest) = _grouped(domain, *given, least=1, known=self.domains)
         if gradient_penalty and not z.requires_grad:
@@ -556,21 +520,17 @@ class DomainDiscriminator(nn.Module):
         hidden = z.flatten(1).to(next(self.parameters()).dtype)
         if self.classes is not None:
             hidden = hidden + self.classes(rest[0])
-        ids = _ids(blocks, z.device)
-        numbers = torch.cat([n.expand(size) for n, size in zip(ids, blocks.sizes, strict=True)])
+        numbers = torch.cat([n.expand(size) for n, size in zip(blocks.ids, blocks.sizes, strict=True)])
         each = cross_entropy(self.layers(hidden), numbers, reduction="none")
-        total = each.mean() if self.classes is None else _mean_over_classes(each, rest[0])
+        total = each.mean()
+        if self.classes is not None:
+            same = rest[0][:, None] == rest[0]
+            weights = 1 / same.sum(1).to(each.dtype)  # of an example, one over the size of its class
+            total = (weights * each).sum() / weights.sum()
         if gradient_penalty:
             (slope,) = torch.autograd.grad(each.sum(), z, create_graph=True)
             total = total + gradient_penalty * slope.flatten(1).square().sum(1).mean()
         return total
-
-
-def _mean_over_classes(each: Tensor, y: Tensor) -> Tensor:
-    """The mean of the means of the classes that there are."""
-    same = (y[:, None] == y).to(widest(y.device))
-    weights = 1 / same.sum(1)  # of an example, one over the size of its class
-    return (weights * each).sum().to(each.dtype) / weights.sum().to(each.dtype)
 
 
 class _Reversed(torch.autograd.Function):
@@ -592,8 +552,7 @@ def mixup(
     """Mixes the examples of each domain with those of another, λ x_i + (1 − λ) x_j (inter-domain Mixup).
 
     Each domain is paired with the next, in the order in which they appear in the batch, and the last with the
-    first. Each pair of domains gets one λ from Beta(α, α). If one of the two has more examples, the surplus
-    is not used in that pair. Pass the mixed inputs to the model, and mix the losses as well:
+    first; the surplus of the larger one is not used. Each pair has one λ from Beta(α, α). Mix the losses too:
 
         x, y, y_other, share = mixup(x, y, domain)
         logits = model(x)
@@ -619,28 +578,22 @@ def mixup(
     Beyond Empirical Risk Minimization, ICLR 2018; Verma et al., Manifold Mixup, ICML 2019 (for features).
     """
     parts: list[Tensor] = []
-    map_nest(lambda part: parts.append(part) if isinstance(part, Tensor) and part.ndim else None, x)
-    if not parts or not all(part.is_floating_point() or part.dtype == torch.uint8 for part in parts):
+    map_nest(parts.append, x)
+    if not all(part.is_floating_point() or part.dtype == torch.uint8 for part in parts):
         raise InputError(
-            "x must hold floating-point numbers or uint8 images, (B, …); in place of token ids, which have "
-            "nothing between them, mix features."
+            "x must hold floating-point numbers or uint8 images; in place of token ids, which have nothing "
+            "between them, mix features."
         )
-    blocks, (y, *parts) = _grouped(domain, y, *parts)
+    blocks, (order, *_) = _grouped(domain, torch.arange(len(y), device=y.device), y, *parts)
     count = len(blocks.sizes)
-    _check_range("alpha", alpha, alpha > 0, "above 0")
     if shares is None:
         shares = mixup_shares(count, alpha, y.device)
-    elif shares.shape != (count,):
-        raise InputError(f"must have one λ per domain, ({count},), got {tuple(shares.shape)}.", "shares")
-    others = [*range(1, count), 0]
-    sizes = [min(blocks.sizes[a], blocks.sizes[b]) for a, b in enumerate(others)]
-    starts = [0, *accumulate(blocks.sizes)]
-
-    def rows(places: Sequence[int]) -> Tensor:
-        spans = ((starts[p], starts[p] + n) for p, n in zip(places, sizes, strict=True))
-        return torch.cat([torch.arange(*span, device=y.device) for span in spans])
-
-    first, second = rows(range(count)), rows(others)
+    examples = order.split(blocks.sizes)
+    pairs = list(zip(examples, [*examples[1:], examples[0]], strict=True))
+    sizes = [min(len(a), len(b)) for a, b in pairs]
+    first, second = (
+        torch.cat([pair[which][:n] for pair, n in zip(pairs, sizes, strict=True)]) for which in (0, 1)
+    )
     share = torch.cat([s.expand(n) for s, n in zip(shares, sizes, strict=True)])
 
     def mixed(values: Tensor) -> Tensor:
@@ -649,22 +602,21 @@ def mixup(
         result = torch.lerp(b, a, share.to(a.dtype).reshape(-1, *[1] * (a.ndim - 1)))
         return result.round().to(torch.uint8) if image else result
 
-    ordered = iter(parts)
-    x = map_nest(lambda p: mixed(next(ordered)) if isinstance(p, Tensor) and p.ndim else p, x)
-    return x, y[first], y[second], share.to(torch.promote_types(parts[0].dtype, torch.float32))
+    share_dtype = torch.promote_types(parts[0].dtype, torch.float32)
+    return map_nest(mixed, x), y[first], y[second], share.to(share_dtype)
 
 
 def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
-    """Sample from Beta(α, α).
+    """Sample from Beta(α, α), by logarithms: for a small α most are beyond floating-point numbers.
 
-    The values are X/(X + Y) of two samples from Gamma(α), computed from their logarithms, because samples
-    with a small α are often below the smallest floating-point number. Gamma(α) is Gamma(α + 1) times U^(1/α).
+    The values are X/(X + Y) of samples from Gamma(α), which is Gamma(α + 1) times U^(1/α).
 
     Args:
         count: number of values.
         alpha: α.
         device: device of the values.
     """
+    _check_range("alpha", alpha, alpha > 0, "above 0")
     alphas = torch.full((count, 2), alpha, dtype=widest(device), device=device)
     logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
     return torch.sigmoid(logs[:, 0] - logs[:, 1])
@@ -675,43 +627,38 @@ def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
 
 def _grouped(
     domain: Domain, *tensors: Tensor, least: int = 2, known: int | None = None
-) -> tuple[Blocks, list[Tensor]]:
+) -> tuple[_Blocks, list[Tensor]]:
     """The tensors with their examples ordered by domain, as the domains first appear, and those domains.
 
     At least that many domains are needed; with ``known``, their numbers are from 0 to that.
     """
-    shape = (sum(domain.sizes),) if isinstance(domain, Blocks) else tuple(domain.shape)
+    rows = (sum(domain.sizes),) if isinstance(domain, Blocks) else tuple(domain.shape)
     shapes = [tuple(t.shape) for t in tensors]
-    if shape == (0,) or any(other[:1] != shape for other in shapes):
-        raise InputError(f"domain must have one number per example, got {shape} for tensors {shapes}.")
+    if rows == (0,) or any(shape[:1] != rows for shape in shapes):
+        raise InputError(f"domain must have one number per example, got {rows} for tensors {shapes}.")
+    device = tensors[0].device
     if isinstance(domain, Blocks):
-        return Blocks(list(domain.sizes), domain.ids), list(tensors)
-    if domain.is_floating_point() or domain.dtype == torch.bool:
-        raise InputError(f"domain must be whole numbers, one per example, got {domain.dtype}: domain.long().")
-    ids, start, place, sizes = np.unique(
+        ids = torch.arange(len(domain.sizes), device=device) if domain.ids is None else domain.ids
+        return _Blocks(list(domain.sizes), ids), list(tensors)
+    numbers, start, place, sizes = np.unique(
         domain.detach().cpu().numpy(), return_index=True, return_inverse=True, return_counts=True
     )
-    if len(ids) < least:
+    if len(numbers) < least:
         raise InputError(
-            f"domain is {ids[0]} in this whole batch of {shape[0]}, and domains are compared: shuffle "
+            f"domain is {numbers[0]} in this whole batch of {rows[0]}, and domains are compared: shuffle "
             "domains together, or use a shoal.data.DomainBatchSampler(…, mixed=True)."
         )
-    if known is not None and (ids[0] < 0 or ids[-1] >= known):
-        wrong = ids[0] if ids[0] < 0 else ids[-1]
-        raise InputError(f"domain {wrong} must be from 0 to {known - 1}: domains={known} were announced.")
-    device, appeared = tensors[0].device, start.argsort()
+    if known is not None and (numbers[0] < 0 or numbers[-1] >= known):
+        raise InputError(f"domain must be from 0 to {known - 1}, got {numbers[0]} to {numbers[-1]}.")
+    appeared = start.argsort()
     order = torch.from_numpy(appeared.argsort()[place].argsort(kind="stable")).to(device)
-    blocks = Blocks(sizes[appeared].tolist(), torch.from_numpy(ids[appeared].astype(np.int64)).to(device))
-    return blocks, [values[order] for values in tensors]
+    ids = torch.from_numpy(numbers[appeared].astype(np.int64)).to(device)
+    return _Blocks(sizes[appeared].tolist(), ids), [values[order] for values in tensors]
 
 
 def _check_range(name: str, value: float, right: bool, words: str) -> None:
     if not right:
         raise InputError(f"must be {words}, got {value}.", name)
-
-
-def _ids(blocks: Blocks, device: torch.device) -> Tensor:
-    return torch.arange(len(blocks.sizes), device=device) if blocks.ids is None else blocks.ids
 
 
 def _mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:

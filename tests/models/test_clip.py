@@ -108,7 +108,6 @@ def test_templates_are_averaged(folders: dict[str, str]) -> None:
         ({"class_names": ["silly", "warm"]}, "class_names, one for each of 3 classes"),
         ({"class_names": None}, "class_names, one for each of 3 classes"),
         ({"prompts": ["a photo"]}, r"templates with \{\}"),
-        ({"prompts": "the " * 30 + "{}"}, "the same embedding"),
         ({"lora": 2, "frozen": True}, "specify only one"),
     ],
 )

@@ -64,8 +64,7 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.way == "pair":
             return self.layer(x) - self.layer(-x)
-        first = self.layer(x)
-        return self.layer(first.relu()) if self.way == "chain" else (first, self.layer(-x))[0]
+        return (self.layer(x), self.layer(-x))[0]
 
 
 def seeded(made: Callable[[], Any]) -> Any:
@@ -161,7 +160,7 @@ def test_frozen_weights_without_a_graph() -> None:
 
 
 def test_named_layers() -> None:
-    """The output of a layer, and the input of the last; one that is used again counts where it is last."""
+    """The output of a layer, and the input of the last."""
     model, x = seeded(Own).eval(), numbers(5)
     wanted = {"body.0": model.body[0](x), "body": model.body(x), "fc": model.body(x)}
     for layer, features in wanted.items():
@@ -178,10 +177,6 @@ def test_named_layers() -> None:
     assert torch.equal(found.features, convolutions[:2](images).flatten(1))
     tokens = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))
     assert FeatureExtractor(tokens, "0").find(ids()).width == 28
-    again = seeded(lambda: Shared("chain"))
-    with FeatureExtractor(again) as extractor:
-        again(x)
-        assert torch.equal(extractor.features, again.layer(x).relu())
 
 
 class Recurrent(nn.Module):
@@ -199,15 +194,13 @@ CONV = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten())
 @pytest.mark.parametrize(
     ("model", "layer", "x", "message"),
     [
-        (Own, "bodi", numbers(), r"features: Own has no layer 'bodi'\. Did you mean 'body'"),
-        (Own, "zzz", numbers(), r"Own has no layer 'zzz'\. Layers are 'body', .*'dropout'"),
-        (Own, "", numbers(), r"features: Own has no layer ''"),
+        (Own, "bodi", numbers(), r"features: unknown layer of Own 'bodi'\. Did you mean 'body'"),
         (Own, "unused", numbers(), r"layer 'unused' is not executed in a forward pass of Own"),
         (Recurrent, "lstm", numbers(2, (5, 4)), r"must be one tensor of floats, .*'lstm' gives 3"),
         (lambda: Shared("pair"), None, numbers(), r"one last linear layer .*'layer'"),
         (lambda: Shared("first"), None, numbers(), r"one last linear layer .*'layer'"),
         (lambda: TwoHeads(lambda a, b, z: a + b), None, numbers(), r"one last linear layer .*'one', 'two'"),
-        (lambda: CONV, None, numbers(), r"Sequential has no linear layer .*features='layer.name'"),
+        (lambda: CONV, None, numbers(), r"Sequential has no linear layer; .*features='layer.name'"),
         (lambda: nn.Sequential(nn.Linear(8, 8), *CONV), None, numbers(2, (3, 8, 8)), r"one last linear"),
         (lambda: text_classifier("GPT2"), None, ids(), r"one last linear layer .*'score'"),
         (lambda: Own(lambda t: t[:, :1]), None, numbers(), r"one last linear layer"),
@@ -221,7 +214,7 @@ def test_what_cannot_be_features(model: Any, layer: str | None, x: Tensor, messa
 
 def test_before_any_pass_after_the_end_and_after_a_failure() -> None:
     extractor = FeatureExtractor(model := Own().eval())
-    with pytest.raises(InputError, match="features: the model was not executed"):
+    with pytest.raises(InputError, match="not executed in a forward pass"):
         _ = extractor.features
     with pytest.raises(RuntimeError):
         model(numbers(2, (5,)))
@@ -268,15 +261,10 @@ def test_copies_record_nothing_until_attached() -> None:
         assert torch.equal(copied.features, model.body(-x))
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_compiled_models(in_place: bool) -> None:
+def test_compiled_models() -> None:
     torch.compiler.reset()
     plain = seeded(Own).eval()
-    model: Any = plain
-    if in_place:
-        model.compile(backend="aot_eager")
-    else:
-        model = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    model: Any = torch.compile(plain, backend="aot_eager", fullgraph=True)
     extractor = FeatureExtractor(model)
     for x in (numbers(6), -numbers(6)):
         output = model(x)

@@ -20,10 +20,10 @@ INPUTS: dict[str, list[tuple[int, ...]]] = {
 WRONG: dict[str, list[tuple[int, ...]]] = {
     "sprite-cnn": [(3, 64), (3, 64, 32), (3, 28, 28)],
     "small-cnn": [(16, 16), (1, 16, 7)],
-    "mnist-cnn": [(28, 28), (0, 28, 28), (1, 7, 28)],
-    "mlp": [(), (1, 16, 16), (0,)],
+    "mnist-cnn": [(28, 28), (1, 7, 28)],
+    "mlp": [(), (1, 16, 16)],
     "linear": [(2, 2)],
-    "tabular": [(), (2, 2), (0,)],
+    "tabular": [(), (2, 2)],
 }
 CASES = [(name, shape) for name, shapes in INPUTS.items() for shape in shapes]
 

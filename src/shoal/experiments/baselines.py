@@ -355,6 +355,7 @@ def _boosted(x: Array, y: Array, known: int, rounds: int, settings: dict[str, An
     options |= {"objective": "multiclass", "num_class": known} if known > 2 else {}
     options |= {"seed": 0, "num_threads": 1 if len(x) < ONE_THREAD else 0, **settings}
     try:
-        return lightgbm.train(options, lightgbm.Dataset(x, y), rounds).model_to_string().encode()
+        model = lightgbm.train(options, lightgbm.Dataset(x, y), rounds)
+        return BoostedBaseline.content_of(model.model_to_string())
     except lightgbm.basic.LightGBMError as error:
         raise ValueError(str(error)) from error

@@ -73,7 +73,7 @@ def build(
         own = {key: value for key, value in options.items() if key not in adapters}
         model: FeatureModel = make(tuple(input_shape), classes, **own)
         if adapters:
-            lora.adapt(name, model, input_shape, **adapters)
+            lora.adapt(name, model, **adapters)
     model.recipe = {"name": name, "options": options}
     return model
 

@@ -1,11 +1,12 @@
 """Baselines of scikit-learn and LightGBM in the place of a network.
 
-Their files hold numbers only: a linear model is JSON, boosting is the text of LightGBM. LightGBM ends the
-process on text that it cannot read, so it only gets text that is made here from checked trees.
+Their files hold numbers only: a linear model is JSON, boosting is the text of LightGBM after its checksum,
+for LightGBM ends the process on text that it cannot read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,6 @@ Array = NDArray[Any]
 
 LEAST = 1e-12
 """The least probability: that of classes without training rows."""
-MOST_LEAVES = 2**16
 
 
 class Baseline(nn.Module):
@@ -102,19 +102,36 @@ class BoostedBaseline(Baseline):
         from lightgbm import Booster
 
         super().__init__(content, width, classes, known)
-        each = len(self.known) if len(self.known) > 2 else 1
-        trees = _trees(content.decode(), width)
-        if not trees or len(trees) % each:
-            raise ValueError(f"{len(trees)} trees for {each} scores")
-        kind = {0: "regression", 2: "binary sigmoid:1"}.get(len(self.known), f"multiclass num_class:{each}")
-        header = (
-            f"tree\nversion=v4\nnum_class={each}\nnum_tree_per_iteration={each}\nlabel_index=0\n"
-            f"max_feature_idx={width - 1}\nobjective={kind}\n"
-            f"feature_names={' '.join(f'f{n}' for n in range(width))}\n"
-            f"feature_infos={' '.join(['none'] * width)}\n\n"
-        )
-        numbered = "".join(f"Tree={n}\n{tree}\n\n\n" for n, tree in enumerate(trees))
-        self.model = Booster(model_str=f"{header}{numbered}end of trees\n")
+        checksum, _, text = content.partition(b"\n")
+        if checksum != hashlib.sha256(text).hexdigest().encode():
+            raise ValueError("its checksum is wrong")
+        self.model = Booster(model_str=text.decode())
+        if self.model.num_feature() != width or self.model.num_model_per_iteration() != self.scores:
+            raise ValueError("its trees are for other data")
+
+    @property
+    def scores(self) -> int:
+        """Of a row: one, or one of each class if there are more than two."""
+        return len(self.known) if len(self.known) > 2 else 1
+
+    @classmethod
+    def content_of(cls, text: str) -> bytes:
+        """The content of the file for a model's text.
+
+        Thresholds become the greatest float32 that is no larger: for features, which are float32, nothing
+        changes, and the export to ONNX does not round them up.
+        """
+
+        def rounded(line: re.Match[str]) -> str:
+            limits = np.array(line[1].split(), float)
+            with np.errstate(over="ignore"):
+                found = limits.astype(np.float32)
+            found = np.where(found > limits, np.nextafter(found, np.float32(-np.inf)), found)
+            return f"threshold={' '.join(map(repr, found.astype(float).tolist()))}"
+
+        text = re.sub(r"^tree_sizes=.*\n", "", text, flags=re.MULTILINE)  # of the old thresholds
+        body = re.sub(r"^threshold=(.*)$", rounded, text, flags=re.MULTILINE).encode()
+        return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
     def values(self, x: Array, every: int = 0) -> Iterator[Array]:
         from scipy.special import expit, softmax
@@ -127,44 +144,6 @@ class BoostedBaseline(Baseline):
                 yield softmax(scores, 1)
             else:
                 yield np.stack([expit(-scores), expit(scores)], 1) if self.known else scores
-
-
-def _trees(text: str, width: int) -> list[str]:
-    """The trees in a text of LightGBM, checked and without statistics.
-
-    A node sends a row to ``left_child`` if the feature is at most the threshold. Children are later nodes,
-    or −1 − n for leaf n. Thresholds become the greatest float32 that is no larger: for features, which are
-    float32, nothing changes, and the export to ONNX does not round them up.
-    """
-    text, end, _ = text.partition("\nend of trees")
-    if not end:
-        raise ValueError("the end is missing")
-    trees: list[str] = []
-    for block in re.split(r"^Tree=\d+$", text, flags=re.MULTILINE)[1:]:
-        fields = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
-        value, limit = (np.array(fields[name].split(), float) for name in ("leaf_value", "threshold"))
-        names = ("split_feature", "left_child", "right_child")
-        feature, left, right = (np.array(fields[name].split(), np.int64) for name in names)
-        inner, children = len(value) - 1, np.concatenate([left, right])
-        expected = [*range(-inner - 1, 0), *range(1, inner)] if inner else []
-        if not (
-            0 <= inner < MOST_LEAVES
-            and len(feature) == len(limit) == len(left) == len(right) == inner
-            and sorted(children.tolist()) == expected
-            and ((children < 0) | (children > np.tile(np.arange(inner), 2))).all()
-            and ((feature >= 0) & (feature < width)).all()
-            and np.isfinite([*value, *limit]).all()
-            and fields["num_cat"] == "0"
-        ):
-            raise ValueError(f"tree {len(trees)} is not a tree")
-        with np.errstate(over="ignore"):
-            rounded = limit.astype(np.float32)
-        rounded = np.where(rounded > limit, np.nextafter(rounded, np.float32(-np.inf)), rounded)
-        parts = {"split_feature": feature, "threshold": rounded.astype(float), "decision_type": 2 + 0 * left}
-        parts |= {"left_child": left, "right_child": right, "leaf_value": value}
-        lines = [f"{name}={' '.join(map(repr, part.tolist()))}" for name, part in parts.items()]
-        trees.append("\n".join([f"num_leaves={inner + 1}", "num_cat=0", *lines, "shrinkage=1"]))
-    return trees
 
 
 KINDS: dict[str, type[Baseline]] = {kind.file: kind for kind in (LinearBaseline, BoostedBaseline)}

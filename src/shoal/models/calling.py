@@ -34,9 +34,13 @@ def arguments(model: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def call(model: nn.Module, x: Any) -> Any:
-    """The model's output; its ``logits`` where it has such an attribute, as outputs of transformers do."""
+    """The model's output; its ``logits`` where it has them, as outputs of transformers do."""
     args, kwargs = arguments(model, x)
-    output = model(*args, **kwargs)
+    return logits_of(model(*args, **kwargs))
+
+
+def logits_of(output: Any) -> Any:
+    """The ``logits`` of an output where it has such an attribute, otherwise the output itself."""
     logits = None if isinstance(output, Tensor) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else output
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from shoal.data.text import from_hub, is_folder
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
 from shoal.settings import Range
 from shoal.vision import load
@@ -20,8 +20,6 @@ NAMES = (
     *("albert-base-v2", "xlm-roberta-base"),
 )
 """Names without an owner before a slash that are offered."""
-ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-"""Ways to compute it that transformers has itself; any other name is that of code it would fetch and run."""
 
 
 def known(name: str) -> bool:
@@ -36,7 +34,6 @@ def build(
     *,
     pretrained: bool = True,
     dropout: Annotated[float, Range(0, below=1)] | None = None,
-    attention: str | None = None,
 ) -> FeatureModel:
     """Build a text encoder with a linear head; see also the options of LoRA.
 
@@ -52,13 +49,10 @@ def build(
         pretrained: use the published weights, or those in the folder; otherwise random ones. Only safetensors
             are read, and code that comes with a model is not executed.
         dropout: dropout rate of the features (default: that of the published classifier).
-        attention: attention implementation of transformers; ``eager`` has second derivatives on every device.
     """
-    if len(input_shape) != 1 or input_shape[0] < 1:
+    if len(input_shape) != 1:
         raise InputError(f"model {name!r} takes text, input_shape (tokens,); not {input_shape}.")
-    if attention is not None:
-        check_names("attention", [attention], ATTENTION)
-    body, new = _encoder(name, pretrained, attention)
+    body, new = _encoder(name, pretrained)
     config: Any = body.config
     rate: Any = getattr(config, "classifier_dropout", None)
     rate = getattr(config, "hidden_dropout_prob", 0.1) if rate is None else rate
@@ -107,7 +101,7 @@ def read_model(name: str, config: Any, optional: str | None = None) -> tuple[Any
         logging.enable_progress_bar()
 
 
-def _encoder(name: str, pretrained: bool, attention: str | None) -> tuple[Any, list[nn.Parameter]]:
+def _encoder(name: str, pretrained: bool) -> tuple[Any, list[nn.Parameter]]:
     """The encoder of transformers, and those of its parameters that are not in the weights."""
     transformers = load("transformers", "text")
     config = from_hub("model", name, transformers.AutoConfig.from_pretrained)
@@ -118,11 +112,7 @@ def _encoder(name: str, pretrained: bool, attention: str | None) -> tuple[Any, l
     if config.is_encoder_decoder or not all(config.model_type in names for names in both):
         what = f"not a text encoder, such as BERT, but of the type {config.model_type!r}"
         raise InputError(f"model {name!r} is {what}.")
-    asked = getattr(config, "_attn_implementation", None)
-    if attention is None and asked not in (None, *ATTENTION):
-        why = f"requires code of others, attention {asked!r}, which is not executed"
-        raise InputError(f"model {name!r} {why}.")
-    config._attn_implementation = attention
+    config._attn_implementation = None  # one of a folder may be code that would be downloaded and run
     if pretrained:
         return read_model(name, config, "pooler")
     return from_hub("model", name, lambda name, **_: (transformers.AutoModel.from_config(config), []))
@@ -139,8 +129,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Mapping[str, Tensor]) -> Tensor:
         if not isinstance(x, Mapping):
-            what = type(x).__name__
-            raise InputError(f"a text model takes a mapping with input_ids and attention_mask, not {what}.")
+            raise InputError("a text model takes a mapping with input_ids and attention_mask.")
         try:
             output = self.body(input_ids=x["input_ids"], attention_mask=x["attention_mask"])
         except IndexError as error:

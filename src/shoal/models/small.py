@@ -36,7 +36,7 @@ def pixel_linear(
     Args:
         side: height and width of the averaged image.
     """
-    if len(input_shape) != 3 or min(input_shape) < 1:
+    if len(input_shape) != 3:
         raise InputError(f"model 'pixel-linear' takes images (c, h, w); not {input_shape}.")
     side = min(side, *input_shape[1:])
     features = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
@@ -113,9 +113,8 @@ class Block(nn.Module):
         last = nn.Linear(width, width)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        self.change = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout), last
-        )
+        inner = nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout)
+        self.change = nn.Sequential(*inner, last)
 
     def forward(self, x: Tensor) -> Tensor:
         changed: Tensor = x + self.change(x)
@@ -156,11 +155,7 @@ def sprite_cnn(input_shape: Shape, classes: int | None, width: Width = 32) -> Fe
     Args:
         width: number of channels of the first convolution.
     """
-    if (
-        len(input_shape) != 3
-        or input_shape[0] < 1
-        or input_shape[1:] not in [(s, s) for s in SPRITE_CHANNELS]
-    ):
+    if input_shape[1:] not in [(side, side) for side in SPRITE_CHANNELS]:
         raise InputError(f"model 'sprite-cnn' takes images (c, 64, 64) or (c, 32, 32); not {input_shape}.")
     channels = [input_shape[0], *(width * c for c in SPRITE_CHANNELS[input_shape[1]])]
     padding = [1] * (len(channels) - 2) + [0]
@@ -172,7 +167,7 @@ def sprite_cnn(input_shape: Shape, classes: int | None, width: Width = 32) -> Fe
 
 def _flat(model: str, input_shape: Shape) -> int:
     """The d of an input shape (d,)."""
-    if len(input_shape) != 1 or input_shape[0] < 1:
+    if len(input_shape) != 1:
         raise InputError(f"model {model!r} takes flat features, input_shape (d,); not {input_shape}.")
     return input_shape[0]
 
@@ -181,10 +176,8 @@ def _convolutions(
     model: str, input_shape: Shape, classes: int | None, widths: Sequence[int], strides: Sequence[int]
 ) -> FeatureModel:
     """3 × 3 convolutions, ReLU and GroupNorm after each, the mean over the image, and a linear head."""
-    if len(input_shape) != 3 or input_shape[0] < 1 or min(input_shape[1:]) < 8:
-        raise InputError(
-            f"model {model!r} takes images, input_shape (c, h, w) of at least 8 × 8; not {input_shape}."
-        )
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+        raise InputError(f"model {model!r} takes images (c, h, w) of at least 8 × 8; not {input_shape}.")
     layers: list[nn.Module] = []
     for (inputs, outputs), stride in zip(pairwise([input_shape[0], *widths]), strides, strict=True):
         layers += [nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(8, outputs)]
