@@ -94,7 +94,7 @@ class Selection(Callback):
         with self._averaged(swad=False):
             scores = self._scores()
             point = Point(step, step * setup.sampler.domains_per_step, loss, scores)
-            if setup.select == "best" and (self.best is None or _better(point, self.best[0])):
+            if setup.options["select"] == "best" and (self.best is None or _better(point, self.best[0])):
                 self.best = (point, snapshot(setup.model))
         if isinstance(self.average, SWAD):
             self.average.evaluated(scores["validation"].loss if "validation" in scores else None)
@@ -195,7 +195,7 @@ class Selection(Callback):
         """The point whose weights count, and the rule that chose it."""
         if not self.state.history:
             raise RuntimeError("the training has not been run yet.")
-        name, average, selects = self.setup.options["average"], self.average, self.setup.selects
+        name, average, selects = self.setup.options["average"], self.average, self.setup.evaluator.selects
         span, rule = average.span if average else None, "last step"
         swad = isinstance(average, SWAD)
         averaged = span is not None and (not swad or self.final is not None)
