@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import inspect
 import json
 import os
 import socket
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from safetensors.torch import save
 from torch import Tensor
 
@@ -29,9 +28,6 @@ OWN = (
     *("tensorboard", "encoder", "tokenizer"),
 )
 """What Shoal writes to the folder of a run."""
-FLAG = "fallback_to_soft"
-ONLY_FLOCK: dict[str, Any] = {FLAG: False} if FLAG in inspect.signature(FileLock.__init__).parameters else {}
-"""By default filelock 4 falls back to a lock that outlives a killed process; earlier versions do not."""
 
 
 class RunFolder:
@@ -74,7 +70,7 @@ class RunFolder:
         self._wandb: WeightsAndBiases | None = None
         """The one of all stages, if there is one."""
         self._disk_full = False
-        self._lock = FileLock(self.path / ".lock", mode=0o666, **ONLY_FLOCK)
+        self._lock = files.file_lock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
