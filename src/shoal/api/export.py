@@ -27,7 +27,7 @@ SIZES, TRACED = (1, 5), 3
 """Batch sizes that are compared, and the one that graphs are traced with."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exported(Result):
     """The result of :func:`export`.
 
