@@ -26,7 +26,6 @@ from shoal.files import read_yaml
 from shoal.models.features import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
-from shoal.training.averaging import SWAD
 from shoal.training.callbacks import Point
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import snapshot
@@ -140,8 +139,8 @@ class Job:
         """
         setup, search = self.setup, self.trainer.selection
         steps, average, warm = search.selected[0].step, setup.options["average"], setup.options["warm_start"]
-        if isinstance(search.average, SWAD):
-            first, steps = search.average.span or (steps, steps)
+        if search.swad is not None:
+            first, steps = search.swad.span or (steps, steps)
             average = f"sma:{first}"
         elif search.average is not None and average is not None and average.startswith("sma"):
             first = search.average.start  # the selected weights may be from before it
