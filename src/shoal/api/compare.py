@@ -44,7 +44,7 @@ HOME = "shoal-compare"
 Show = Callable[..., None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Result):
     """The result of :func:`compare`; ``print`` shows it, and ``report.html`` in its folder.
 
