@@ -42,7 +42,7 @@ HOME, FILES = "shoal-compare", "comparison.json, comparison.md, comparison.csv, 
 Show = Callable[..., None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Result):
     """The result of :func:`compare`; ``print`` shows it, and ``report.html`` in its folder.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.data.batch import DomainData
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
     """The result of :func:`diagnose`: tests, generalization gap and suggestions. ``print`` shows it.
 

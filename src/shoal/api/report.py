@@ -20,7 +20,7 @@ RESULTS = ("comparison.json", "sweep.json", "diagnosis.json", "record.json", "se
 """The files that a page is made of, in this order."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report(Result):
     """The result of :func:`report`: a self-contained HTML page.
 

@@ -29,7 +29,7 @@ SHOWN = 10
 """Failed runs that a text lists."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep(Result):
     """The result of :func:`sweep`: scores of every algorithm on every held-out domain, by selection rule.
 
