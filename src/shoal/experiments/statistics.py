@@ -49,12 +49,6 @@ def mean_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]
     return mean, statistics.stdev(known) if len(known) > 1 else None
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """The mean of values of which all are known, else ``None``."""
-    every = list(values)
-    return mean_sd(every)[0] if None not in every else None
-
-
 def summarize(values: Sequence[float | None], metric: str | None = None) -> dict[str, Any]:
     """One value per seed, ``None`` where there is none; mean, sd and standard error of those known."""
     mean, sd = mean_sd(values)
@@ -182,10 +176,6 @@ def estimate(
     return Estimate(value, float(back(to(value) - reach)), float(back(to(value) + reach)))
 
 
-def _share(happened: Array, codes: Array) -> Estimate:
-    return estimate(lambda rows: float(happened[rows].mean()), codes, "share")
-
-
 def wilson(share: float, count: float) -> Estimate:
     """A share of ``count`` independent rows with Wilson's interval, which has a width also at 0 and 1."""
     square = Z**2 / count
@@ -299,7 +289,9 @@ def calibration(
     bins = []
     for number in np.unique(place).tolist():
         own = np.flatnonzero(place == number)
-        share = _share(happened[own], codes_of(codes[own], len(own)))
+        share = estimate(
+            lambda rows, own=own: happened[own][rows].mean(), codes_of(codes[own], len(own)), "share"
+        )
         ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": len(own)}
         mean = {"predicted": float(stated[own].mean()), "observed": share.value}
         bins.append({**ends, **mean, "low": share.low, "high": share.high})
