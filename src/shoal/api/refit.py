@@ -153,7 +153,7 @@ def _outputs_of(fold: _Fold) -> tuple[Array, Array]:
     evaluator = setup.evaluator_of(["test"], {"test": EXAMPLES})
     with closing(evaluator.loader):
         found = evaluator.outcomes(setup.model)["test"]
-    return cast(Array, found.output), found.y
+    return found.output, found.y
 
 
 def _outputs(model: Any, x: torch.Tensor) -> Array:
@@ -185,9 +185,8 @@ def _worse(fold: _Fold, metric: Metric, domain: str, rows: Array, places: Sequen
     def score(output: Array, some: Array) -> float:
         labels, output = y[some], output.reshape(len(rows), -1)[some]
         groups = Domains.from_sizes({domain: len(some)})
-        if data.classes is None:
-            return metric(Outcome(labels, output[:, 0], groups).in_units(*data.label_scale))
-        return metric(Outcome(labels, output.argmax(1), groups, output))
+        output = output[:, 0] if data.classes is None else output
+        return metric(Outcome(labels, output, groups, data.task.kind).in_units(*data.label_scale))
 
     def worse(some: Array) -> float:
         first, *others = (score(output, some) for output in every)

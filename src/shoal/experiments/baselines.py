@@ -306,13 +306,12 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
     for split, domains in data.splits.items():
         which = domains.examples()
         truth, output = y[which], outputs[which]
-        predicted = output.argmax(1) if data.classes is not None else output
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        outcome = Outcome(truth, predicted, groups, output, uncounted=data.uncounted)
+        outcome = Outcome(truth, output, groups, data.task.kind, uncounted=data.uncounted)
         losses = outcome.points if data.classes is None else -output[np.arange(len(truth)), truth]
         loss = mean_over_domains("loss", group_means(groups, losses))
         outcome = replace(outcome, loss=loss).in_units(*data.label_scale)
-        scores[split] = scored(outcome, data.task.kind, metrics, selects, by_domain=split == "test")
+        scores[split] = scored(outcome, metrics, selects, by_domain=split == "test")
     return scores
 
 

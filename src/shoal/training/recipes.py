@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.files import parse_yaml
+from shoal.files import read_yaml
 from shoal.models.features import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
-from shoal.training.averaging import SWAD
 from shoal.training.callbacks import Point
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import snapshot
@@ -71,8 +70,8 @@ class Recipe:
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """All of them, by name."""
-    text = resources.files("shoal.training").joinpath("recipes.yaml").read_text(encoding="utf-8")
-    return {name: Recipe(name=name, **content) for name, content in parse_yaml(text).items()}
+    content = read_yaml(Path(__file__).with_name("recipes.yaml"))
+    return {name: Recipe(name=name, **about) for name, about in content.items()}
 
 
 def find_recipe(name: Any) -> Recipe | None:
@@ -140,8 +139,8 @@ class Job:
         """
         setup, search = self.setup, self.trainer.selection
         steps, average, warm = search.selected[0].step, setup.options["average"], setup.options["warm_start"]
-        if isinstance(search.average, SWAD):
-            first, steps = search.average.span or (steps, steps)
+        if search.swad is not None:
+            first, steps = search.swad.span or (steps, steps)
             average = f"sma:{first}"
         elif search.average is not None and average is not None and average.startswith("sma"):
             first = search.average.start  # the selected weights may be from before it
