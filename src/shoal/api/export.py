@@ -27,7 +27,7 @@ SIZES = (1, 50)
 """Batch sizes that are compared."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exported(Result):
     """The result of :func:`export`.
 
