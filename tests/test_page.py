@@ -204,9 +204,8 @@ def test_wrong_input(tmp_path: Path) -> None:
     for folder, message in (("empty", "there is no result"), ("x", "there is no folder"), (".", "one, two")):
         with pytest.raises(shoal.InputError, match=message):
             shoal.report(tmp_path / folder)
-    for out, message in (("nowhere/x.html", "out: there is no folder"), ("empty", "out: .* specify a file")):
-        with pytest.raises(shoal.InputError, match=message):
-            shoal.report(tmp_path / "one", tmp_path / out)
+    with pytest.raises(shoal.InputError, match=r"out: .* specify a file"):
+        shoal.report(tmp_path / "one", tmp_path / "empty")
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-3.0, 12.0], [49.9, 50.1], [1e-9, 3e-9], [1e3, 1e9]])

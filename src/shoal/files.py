@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import inspect
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from filelock import FileLock
 
 from shoal.errors import InputError
 
@@ -22,6 +24,16 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+def file_lock(path: Path) -> FileLock:
+    """A lock of the operating system, which ends with the process, however that ends.
+
+    By default filelock 4 falls back to one that outlives a killed process; earlier versions do not.
+    """
+    flag = "fallback_to_soft"
+    only: Any = {flag: False} if flag in inspect.signature(FileLock.__init__).parameters else {}
+    return FileLock(path, mode=0o666, **only)
+
+
 def write_atomically(path: str | Path, content: bytes) -> None:
     """All of it or nothing: a kill or a full disk leaves what was there before."""
     with replacing(path) as file:
@@ -29,18 +41,16 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of ``path`` when the block ends; after an error nothing has changed.
 
-    The entry itself is replaced: a link becomes a file, and what it points to stays. What is no file, such as
-    ``/dev/stdout`` or a pipe, is written to. One of ``inputs`` is never overwritten.
-
-    The temporary file has a fixed name, so that the next writer takes over what a killed one has left; a lock
-    on it keeps writers apart.
+    The entry itself is replaced: a link becomes a file, and what it points to stays. The temporary file has a
+    fixed name, so that the next writer takes over what a killed one has left; a lock on it keeps writers
+    apart. Devices, such as ``/dev/stdout``, are written to.
     """
     path = Path(path)
-    check_output(path, inputs)
-    if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
+    check_output(path)
+    if path.parts[:2] == ("/", "dev"):
         with path.open("wb") as file:
             yield file
         return
@@ -87,11 +97,7 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds; ValueError where it is none."""
-    try:
-        return json.loads(Path(path).read_bytes())
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return json.loads(Path(path).read_bytes())
 
 
 def dump_json(content: Any) -> bytes:
@@ -109,20 +115,15 @@ def finite(content: Any) -> Any:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file holds; ValueError where it is none."""
-    return parse_yaml(Path(path).read_text(encoding="utf-8"))
-
-
-def parse_yaml(text: str) -> Any:
-    """Plain data; ValueError where ``text`` is not that."""
+    """The plain data that a YAML file holds; ValueError where it is none."""
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, OverflowError, TypeError, AttributeError) as error:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
 
 def dump_yaml(content: Any) -> str:
-    """``content`` as :func:`parse_yaml` reads it."""
+    """``content`` as :func:`read_yaml` reads it."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -133,9 +134,6 @@ class _Dumper(yaml.SafeDumper):
 
 def as_csv(rows: Iterable[Iterable[Any]]) -> str:
     """Rows as CSV, with lines that end in LF."""
-    lines = []
-    for row in rows:
-        line = io.StringIO(newline="")
-        csv.writer(line).writerow(row)  # with its own CR LF it quotes cells with either
-        lines.append(line.getvalue().removesuffix("\r\n"))
-    return "".join(f"{line}\n" for line in lines)
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()

@@ -168,7 +168,8 @@ def test_scores_are_the_packages(name: str, wilds_root: Path, wilds_package: Any
         rows = domains.examples()
         groups = Domains(domains.names, domains.offsets, np.searchsorted(rows, domains.indices))
         y = data.examples.known_labels()[rows].ravel()  # type: ignore[index]
-        outcome = Outcome(y, guesses, groups, guesses, uncounted=data.uncounted)
+        output = np.eye(data.classes)[guesses] if data.classes else guesses.astype(float)
+        outcome = Outcome(y, output, groups, data.task.kind, uncounted=data.uncounted)
         for ours, called in SCORES[name].items():
             assert METRICS[ours](outcome) == pytest.approx(expected[called], abs=1e-6), (split, ours)
 

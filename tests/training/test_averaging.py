@@ -96,7 +96,7 @@ def test_batchnorm_of_the_averaged_network_is_tracked_online() -> None:
     model = finetuning.network(nn.BatchNorm1d(6))
     second, params, draw = copy.deepcopy(model), list(model.parameters()), torch.Generator().manual_seed(0)
     average: Any = make_average("online-sma:3", 8)
-    average.begin(model)
+    average.state["buffers"] = [b.clone() for b in model.buffers()]
     for step in range(1, 9):
         x = torch.randn(7, 4, generator=draw).double() + step
         model(x).sum().backward()

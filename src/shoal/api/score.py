@@ -48,7 +48,7 @@ class Group:
     seen: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score(Result):
     """The result of :func:`score`; ``print`` shows it.
 
@@ -182,7 +182,7 @@ class Score(Result):
             yield table.text()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PairedScores(Result):
     """The result of :func:`score` for several models; ``print`` shows it.
 

@@ -61,7 +61,7 @@ Evaluate = Callable[[Sequence[Path]], dict[str, Scores]]
 """The scores of the mean of some runs, by split."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Soup(Result):
     """The result of :func:`soup`: the average of the weights of several runs, saved as a run folder.
 

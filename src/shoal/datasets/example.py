@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import math
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import numpy as np
 import torch
 from scipy.ndimage import binary_erosion
 
-from shoal.data.images import need_pillow
 from shoal.datasets.cdsprites import LATENT_SIZES, SHAPES, render
 from shoal.errors import InputError
 from shoal.files import write_atomically
+from shoal.vision import load
 
 COLUMNS = (
     *("patient", "hospital", "admitted", "age", "sex", "smoker", "pain", "pressure", "cholesterol"),
@@ -103,21 +102,18 @@ def write_images(folder: str | Path = "photos") -> Path:
     Squares, ellipses and hearts (the classes) in four styles (the domains): ``paint``, ``street``, ``night``
     and ``sketch``. A folder that exists is not written to. Needs Pillow.
     """
-    need_pillow()
+    load("PIL.Image", "images")
     from PIL import Image
 
     folder, draw = _new(folder), np.random.RandomState(0)  # whose stream no version of NumPy changes
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".shoal-example-") as partial:
-        whole = Path(partial, folder.name)
-        for domain in STYLES:
-            for number, shape in enumerate(SHAPES):
-                (whole / domain / shape).mkdir(parents=True)
-                least, most = [number, 2, 0, 0, 0], [number + 1, *LATENT_SIZES[1:]]  # none is tiny
-                latents = torch.from_numpy(draw.randint(least, most, (PER_CLASS, 5)))
-                for index, mask in enumerate(render(latents, SIDE).bool().numpy()):
-                    image = Image.fromarray(_image(domain, mask, draw))
-                    image.save(whole / domain / shape / f"{index:02d}.png")
-        whole.rename(folder)
+    for domain in STYLES:
+        for number, shape in enumerate(SHAPES):
+            (folder / domain / shape).mkdir(parents=True)
+            least, most = [number, 2, 0, 0, 0], [number + 1, *LATENT_SIZES[1:]]  # none is tiny
+            latents = torch.from_numpy(draw.randint(least, most, (PER_CLASS, 5)))
+            for index, mask in enumerate(render(latents, SIDE).bool().numpy()):
+                image = Image.fromarray(_image(domain, mask, draw))
+                image.save(folder / domain / shape / f"{index:02d}.png")
     return folder
 
 

@@ -47,7 +47,7 @@ from shoal.training.calibration import calibration as calibration_of
 from shoal.training.callbacks import Point
 from shoal.training.card import with_card
 from shoal.training.evaluate import Scores, scored
-from shoal.training.journal import Journal
+from shoal.training.folder import RunFolder
 from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
 from shoal.training.processes import Processes
 from shoal.training.summary import about, environment, surroundings
@@ -229,11 +229,11 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
             seconds=round(record.seconds + last.seconds, 3),
         )
     written: dict[str, Any] = {"run": config.to_dict(), "options": {}, **surroundings(processes.device)}
-    with Journal(folder, processes, config=written) as journal:
-        journal.write_config(written)
-        journal.restore()
+    with RunFolder(folder, processes) as run_folder:
+        run_folder.write_config(written)
+        run_folder.restore()
         for line in lines:
-            journal.line({**line, "seconds": record.seconds})
+            run_folder.log({**line, "seconds": record.seconds})
         network, shape = inputs.network, list(data.input_shape)
         recipe = None if network is None else network.recipe
         numbers = "" if isinstance(data.examples, TextExamples) else "float32"
@@ -248,7 +248,7 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         content |= {"calibration": calibration, "task": data.task.kind}
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
         files = with_card(content, files, data, plain, shown)
-        sums = journal.finish(weights, plain, lambda: files)
+        sums = run_folder.finish(weights, plain, lambda: files)
     return replace(record, files=sums)
 
 
@@ -306,13 +306,12 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
     for split, domains in data.splits.items():
         which = domains.examples()
         truth, output = y[which], outputs[which]
-        predicted = output.argmax(1) if data.classes is not None else output
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        outcome = Outcome(truth, predicted, groups, output, uncounted=data.uncounted)
+        outcome = Outcome(truth, output, groups, data.task.kind, uncounted=data.uncounted)
         losses = outcome.points if data.classes is None else -output[np.arange(len(truth)), truth]
         loss = mean_over_domains("loss", group_means(groups, losses))
         outcome = replace(outcome, loss=loss).in_units(*data.label_scale)
-        scores[split] = scored(outcome, data.task.kind, metrics, selects, by_domain=split == "test")
+        scores[split] = scored(outcome, metrics, selects, by_domain=split == "test")
     return scores
 
 

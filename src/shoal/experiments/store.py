@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig, check_same_run
 from shoal.experiments.record import PYTHON, RunRecord, read_record, selection_score
-from shoal.files import finite, write_atomically
-from shoal.training.folder import ONLY_FLOCK
+from shoal.files import file_lock, finite, write_atomically
 
 if TYPE_CHECKING:
     import pandas
@@ -170,7 +169,7 @@ class Store:
         While another process has the run, ``wait`` is called repeatedly; it may raise an exception.
         """
         path = self.working / f"{config.identity}.lock"
-        lock = FileLock(path, **ONLY_FLOCK)
+        lock = file_lock(path)
         while not lock.is_locked:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.files import parse_yaml
+from shoal.files import read_yaml
 from shoal.models.features import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
-from shoal.training.averaging import SWAD
 from shoal.training.callbacks import Point
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import snapshot
@@ -35,7 +34,7 @@ from shoal.training.setup import Setup
 from shoal.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from shoal.training.journal import Journal
+    from shoal.training.folder import RunFolder
 
 INITIAL = "stages/initial.safetensors"
 """Where a run that is retrained keeps its initial weights."""
@@ -71,8 +70,8 @@ class Recipe:
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """All of them, by name."""
-    text = resources.files("shoal.training").joinpath("recipes.yaml").read_text(encoding="utf-8")
-    return {name: Recipe(name=name, **content) for name, content in parse_yaml(text).items()}
+    content = read_yaml(Path(__file__).with_name("recipes.yaml"))
+    return {name: Recipe(name=name, **about) for name, about in content.items()}
 
 
 def find_recipe(name: Any) -> Recipe | None:
@@ -115,19 +114,19 @@ class Job:
         self.retraining: Trainer | None = None
         self.seconds = 0.0
 
-    def run(self, journal: Journal | None = None) -> Point:
+    def run(self, folder: RunFolder | None = None) -> Point:
         """Trains, or resumes; the model then has the selected weights."""
         began, retrain = time.monotonic(), self.setup.options["retrain"]
         try:
-            initial = _initial_weights(self.setup, journal) if retrain else {}
-            _run(self.warm, journal)
-            self.trainer.run(journal)
+            initial = _initial_weights(self.setup, folder) if retrain else {}
+            _run(self.warm, folder)
+            self.trainer.run(folder)
             if retrain:
                 self.setup.model.load_state_dict(initial)
                 again = self._retraining()
-                _run(_warm_start(again, "retrain warm start"), journal)
+                _run(_warm_start(again, "retrain warm start"), folder)
                 self.retraining = Trainer(again)
-                _run(self.retraining, journal)
+                _run(self.retraining, folder)
             return self.selected[0]
         finally:
             self.seconds = max(time.monotonic() - began, self.trainer.seconds)
@@ -140,8 +139,8 @@ class Job:
         """
         setup, search = self.setup, self.trainer.selection
         steps, average, warm = search.selected[0].step, setup.options["average"], setup.options["warm_start"]
-        if isinstance(search.average, SWAD):
-            first, steps = search.average.span or (steps, steps)
+        if search.swad is not None:
+            first, steps = search.swad.span or (steps, steps)
             average = f"sma:{first}"
         elif search.average is not None and average is not None and average.startswith("sma"):
             first = search.average.start  # the selected weights may be from before it
@@ -155,7 +154,7 @@ class Job:
         return Setup(
             type(setup.algorithm),
             setup.model,
-            with_validation(replace(setup.data, examples=setup.examples)),
+            with_validation(setup.data),
             {**setup.options, **changes},
             "retraining",
             "retrain",
@@ -182,10 +181,10 @@ class Job:
         return found
 
 
-def _run(trainer: Trainer | None, journal: Journal | None) -> None:
+def _run(trainer: Trainer | None, folder: RunFolder | None) -> None:
     """A stage, in a folder of its own; one that is over returns at once."""
-    if trainer is not None and journal is not None:
-        with journal.stage(trainer.setup.stage) as own:
+    if trainer is not None and folder is not None:
+        with folder.stage(trainer.setup.stage) as own:
             trainer.run(own)
     elif trainer is not None:
         trainer.run()
@@ -260,13 +259,13 @@ def with_validation(data: DomainData) -> DomainData:
     return data.split_as(splits, {k: v for k, v in data.notes.items() if k != "validation"})
 
 
-def _initial_weights(setup: Setup, journal: Journal | None) -> dict[str, Tensor]:
+def _initial_weights(setup: Setup, folder: RunFolder | None) -> dict[str, Tensor]:
     """The weights before any stage, which a run that is resumed has in its folder."""
     weights = {name: value.cpu() for name, value in snapshot(setup.model).items()}
-    if journal is None:
+    if folder is None:
         return weights
-    path = journal.path / INITIAL
+    path = folder.path / INITIAL
     if setup.processes.gather(path.exists())[0]:
         return load_weights(path)
-    journal.write(INITIAL, save(weights))
+    folder.write(INITIAL, save(weights))
     return weights
