@@ -280,6 +280,9 @@ def calibration(
     happened = (y == 1 if two else probability.argmax(1) == y).astype(np.float64)
     place = np.minimum((stated * BINS).astype(np.int64), BINS - 1)
 
+    def observed(outcome: Array, clusters: Array) -> Estimate:
+        return estimate(lambda rows: float(outcome[rows].mean()), clusters, "share")
+
     def error(outcome: Array) -> float:
         return float(np.abs(np.bincount(place, outcome - stated, BINS)).sum() / len(y))
 
@@ -289,9 +292,7 @@ def calibration(
     bins = []
     for number in np.unique(place).tolist():
         own = np.flatnonzero(place == number)
-        share = estimate(
-            lambda rows, own=own: happened[own][rows].mean(), codes_of(codes[own], len(own)), "share"
-        )
+        share = observed(happened[own], codes_of(codes[own], len(own)))
         ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": len(own)}
         mean = {"predicted": float(stated[own].mean()), "observed": share.value}
         bins.append({**ends, **mean, "low": share.low, "high": share.high})
