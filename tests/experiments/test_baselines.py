@@ -17,7 +17,7 @@ from imitations.wilds import maker
 from shoal import datasets as sets
 from shoal.api.source import datasets_in
 from shoal.errors import InputError
-from shoal.experiments import baselines, compare
+from shoal.experiments import baselines
 from shoal.experiments.compare import LeaveDomainsOut
 from shoal.experiments.config import RunConfig
 from shoal.models.baseline import BoostedBaseline
@@ -85,21 +85,6 @@ def test_what_is_held_out_has_no_part(options: dict[str, Any], tmp_path: Path) -
         assert before["validation"] == after["validation"]
         assert before["train"] == after["train"]
         assert before["test"] != after["test"]
-
-
-def test_a_search_of_the_same_length_that_begins_with_the_defaults(options: dict[str, Any]) -> None:
-    found = plan(options, "lima oslo", 2, 3)
-    identities = {c.identity for c in found}
-    assert len(identities) == len(found) == 2 * 2 * (1 + 3 + 3)  # majority has no settings
-    of_one = [c for c in found if (c.name, c.seed, c.held_out) == (baselines.BOOSTING, 1, "oslo")]
-    assert [bool(c.settings) for c in of_one] == [False, True, True]
-    assert {c.identity for c in plan(options, "lima oslo", 1, 2)} < identities
-
-
-def test_which_take_part(options: dict[str, Any]) -> None:
-    assert compare.layout("table", options).baselines == baselines.names(2)
-    assert compare.layout("linear", {}).baselines == baselines.names(2)
-    assert compare.layout("rotated-digits", {}, ["75°"]).baselines == ()
 
 
 def used(folder: str, data: Any, share: float) -> None:
