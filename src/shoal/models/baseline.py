@@ -47,7 +47,7 @@ class BoostedBaseline(nn.Module):
         checksum, _, text = content.partition(b"\n")
         if checksum != hashlib.sha256(text).hexdigest().encode():
             raise ValueError("its checksum is wrong")
-        self.model = Booster(model_str=text.decode())
+        self.model: Any = Booster(model_str=text.decode())
         scores = len(self.known) if len(self.known) > 2 else 1
         if self.model.num_feature() != width or self.model.num_model_per_iteration() != scores:
             raise ValueError("its trees are for other data")
@@ -75,7 +75,7 @@ class BoostedBaseline(nn.Module):
         """Log-probabilities of all classes (n, classes), or numbers (n,), after ``every`` so many rounds."""
         from scipy.special import expit, softmax
 
-        rounds, scores = self.model.current_iteration(), 0.0
+        rounds, scores = self.model.current_iteration(), np.zeros(1)
         for start in range(0, rounds, every or rounds):
             span = {"start_iteration": start, "num_iteration": every or rounds}
             scores = scores + self.model.predict(x, raw_score=True, num_threads=1, **span)
