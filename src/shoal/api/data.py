@@ -32,7 +32,7 @@ SECONDS = 5
 """Between two lines of progress."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataReport(Result):
     """What :func:`check`, :func:`get` and :func:`example` found or did.
 

@@ -46,7 +46,7 @@ class Group:
     seen: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score(Result):
     """The result of :func:`score`; ``print`` shows it.
 
@@ -176,7 +176,7 @@ class Score(Result):
             yield table.text()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PairedScores(Result):
     """The result of :func:`score` for several models; ``print`` shows it.
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 UNIFORM, GREEDY = "uniform soup", "greedy soup"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Soup(Result):
     """The result of :func:`soup`: the average of the weights of several runs, saved as a run folder.
 

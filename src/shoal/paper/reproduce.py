@@ -27,7 +27,7 @@ SHOWN, WIDTH = 10, 100
 """Failed runs that the text names, and characters of its lines."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reproduction(Result):
     """The result of :func:`reproduce` and of :func:`~shoal.paper.demo.demo`.
 
