@@ -49,6 +49,13 @@ def trained_names(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
+def adapted(model: nn.Module) -> list[str]:
+    """The layers with adapters."""
+    return [
+        name.removesuffix(".base_layer") for name, _ in model.named_modules() if name.endswith(".base_layer")
+    ]
+
+
 def perturb(model: nn.Module) -> None:
     """Adapters that do something: B starts at zero."""
     draw = torch.Generator().manual_seed(3)
@@ -80,7 +87,7 @@ def test_the_formula(kind: str, alpha: float | None, scale: float, tiny: str) ->
         plain.load_state_dict(by_hand)
         torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-10)
     whole = lora.merged(model)
-    assert not lora.adapted(whole)
+    assert not adapted(whole)
     torch.testing.assert_close(whole.state_dict(), plain.state_dict(), rtol=0, atol=1e-12)
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
     assert lora.merged(plain) is plain
@@ -107,7 +114,7 @@ def test_adapters_and_the_head_are_trained(tiny: str, tmp_path: Path) -> None:
 
 def test_targets() -> None:
     def layers(targets: Any) -> set[str]:
-        return {n.removeprefix("blocks.") for n in lora.adapted(vit(lora_targets=targets).features.body)}  # type: ignore[arg-type]
+        return {n.removeprefix("blocks.") for n in adapted(vit(lora_targets=targets).features.body)}  # type: ignore[arg-type]
 
     assert layers("qkv") == layers(None) == {f"{n}.attn.qkv" for n in range(6)}
     assert layers(["attn.proj", "blocks.1.mlp.fc2"]) == {*(f"{n}.attn.proj" for n in range(6)), "1.mlp.fc2"}
@@ -149,7 +156,7 @@ def test_weights_in_a_file(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(2)}, file)
     with pytest.raises(InputError, match="do not fit"):
         start_from(model, file)
-    assert len(lora.adapted(model)) == 6
+    assert len(adapted(model)) == 6
 
 
 def test_a_run_from_training_to_a_file(tmp_path: Path) -> None:

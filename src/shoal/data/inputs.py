@@ -1,4 +1,4 @@
-"""From raw tables, images and text to what a trained model takes.
+"""From raw tables, images and text to what a trained model takes, as in training.
 
 :class:`~shoal.data.DomainData` describes in plain data, under ``inputs``, how its examples were made. Such a
 description is read here and nowhere else: ``reader(description, shape)`` gives a :class:`Reader`, whose
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from shoal.data.batch import leaves, map_nest
-from shoal.data.images import BAD, ENDINGS, ToTensor, Unreadable, need_pillow
+from shoal.data.batch import leaves
+from shoal.data.images import ENDINGS, ToTensor, Unreadable, decode, to_rgb
 from shoal.data.tables import Encoder, as_table, ending, is_table, need_column
 from shoal.data.text import load_tokenizer, tokenize
 from shoal.errors import InputError, check_names
+from shoal.tensors import map_nest
 
 TOKENIZER = "tokenizer"
 """The folder beside a trained model with its tokenizer's files."""
@@ -45,9 +45,7 @@ class Reader:
     Args:
         description: how examples were made in training.
         shape: of an example, as the model takes it.
-        bad: at an image that cannot be read: ``stop``, or ``skip`` it.
         column: of a table of text, which column has it.
-        names: column of a table that names the rows, which are else called by their numbers.
         folder: a trained model's, with the files that its description names. Nothing is downloaded for it.
 
     Attributes:
@@ -55,7 +53,7 @@ class Reader:
         warnings: those of the notes that say what could not be read.
     """
 
-    accepts: str
+    accepts = ""
     """What it reads, in words."""
 
     def __init__(
@@ -63,26 +61,26 @@ class Reader:
         description: Mapping[str, Any],
         shape: Sequence[int],
         *,
-        bad: str = "stop",
         column: str | None = None,
-        names: str | None = None,
         folder: Path | None = None,
     ) -> None:
-        check_names("bad_images", [bad], BAD)
-        self.description, self.shape = description, tuple(shape)
-        self.bad, self.column, self.names, self.folder = bad, column, names, folder
+        self.description, self.shape, self.column, self.folder = description, tuple(shape), column, folder
         self.notes, self.warnings = list[str](), list[str]()
+        self.prepare()
 
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
-        """The names of all examples, and a function that makes of some of them what the model takes."""
+    def prepare(self) -> None:
+        """Read the description."""
+
+    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
+        """The number of examples, and a function that makes of some of them what the model takes."""
         raise NotImplementedError
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
-        """The examples of ``source`` in order."""
-        names, made = self.open(source)
-        for start in range(0, len(names), batch_size):
-            stop = min(start + batch_size, len(names))
-            yield Batch(names[start:stop], made(start, stop))
+        """The examples of ``source`` in order; they are named by their numbers, images by their files."""
+        count, made = self.open(source)
+        for start in range(0, count, batch_size):
+            stop = min(start + batch_size, count)
+            yield Batch([str(n + 1) for n in range(start, stop)], made(start, stop))
 
     def in_units(self, outputs: NDArray[Any]) -> NDArray[Any]:
         """In regression, the model's outputs in the units of the label."""
@@ -99,13 +97,6 @@ class Reader:
     def _refused(self, source: Any) -> InputError:
         what = repr(os.fspath(source)) if isinstance(source, str | Path) else f"a {type(source).__name__}"
         return InputError(f"this model takes {self.accepts}, not {what}.")
-
-    def _rows(self, table: Any) -> list[str]:
-        """The names of the rows of a table."""
-        if self.names is None:
-            return [str(row + 1) for row in range(table.rows)]
-        need_column(self.names, table, "names of the rows")
-        return [text or "" for text in table[self.names].texts()]
 
 
 def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> Reader:
@@ -126,13 +117,12 @@ def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any)
 class Arrays(Reader):
     """Inputs that are ready: tensors, NumPy arrays (several in a tuple or mapping), or a ``.npy`` file."""
 
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        if not self.shape:
-            return "arrays of n examples, several of them in a tuple or mapping if it has several inputs"
-        return f"arrays of shape (n, {', '.join(map(str, self.shape))}), or such a .npy file"
+    def prepare(self) -> None:
+        self.accepts = "arrays of n examples, several of them in a tuple or mapping if it has several inputs"
+        if self.shape:
+            self.accepts = f"arrays of shape (n, {', '.join(map(str, self.shape))}), or such a .npy file"
 
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
+    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
         if isinstance(source, str | Path) and str(source).lower().endswith(".npy"):
             try:
                 source = np.load(source, mmap_mode="r", allow_pickle=False)
@@ -146,15 +136,13 @@ class Arrays(Reader):
         if len({len(part) for part in parts}) > 1:
             sizes = ", ".join(str(len(part)) for part in parts)
             raise InputError(f"the inputs have {sizes} examples; the numbers must be equal.")
-        names = [str(n + 1) for n in range(len(parts[0]))]
-        return names, lambda start, stop: map_nest(lambda part: _finite(part[start:stop], start), source)
+        return len(parts[0]), lambda a, b: map_nest(lambda part: _finite(part[a:b], a), source)
 
 
 def _finite(part: Any, first: int) -> Tensor:
     """Rows of an array, from number ``first`` on, as a tensor of finite numbers."""
-    if isinstance(part, Tensor):
-        x = part
-    else:
+    x = part
+    if not isinstance(part, Tensor):
         x = torch.from_numpy(np.array(part))
         x = x.float() if x.is_floating_point() else x
     if not bool(x.isfinite().all()):
@@ -168,23 +156,22 @@ class Tables(Reader):
 
     accepts = "a table: a .csv, .parquet or .xlsx file, a DataFrame or a mapping of columns"
 
-    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> None:
-        super().__init__(description, shape, **options)
-        self.encoder = Encoder.from_dict(description)
+    def prepare(self) -> None:
+        self.encoder = Encoder.from_dict(self.description)
 
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
+    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
         if not is_table(source):
             raise self._refused(source)
         table = as_table(source)
         for name in self.encoder.names:
             need_column(name, table, f"model in {table.where}")
-        if unused := [repr(name) for name in table if name not in (*self.encoder.names, self.names)]:
+        if unused := [repr(name) for name in table if name not in self.encoder.names]:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
             self.notes.append(f"columns not used: {', '.join(unused[:5])}{more}.")
         self.warnings += (unknown := self.encoder.unknown(table).notes())
         self.notes += unknown
         encode = self.encoder.transform
-        return self._rows(table), lambda a, b: torch.from_numpy(encode(table, np.arange(a, b)))
+        return table.rows, lambda a, b: torch.from_numpy(encode(table, np.arange(a, b)))
 
     def in_units(self, outputs: NDArray[Any]) -> NDArray[Any]:
         return self.encoder.predictions(outputs)
@@ -195,12 +182,12 @@ class Texts(Reader):
 
     accepts = "text: a list of strings, a .txt file with one per line, or a table with a column of text"
 
-    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> None:
-        super().__init__(description, shape, **options)
-        self.max_tokens, self.pad_to = int(description["max_tokens"]), description.get("pad_to", 8)
+    def prepare(self) -> None:
+        about = self.description
+        self.max_tokens, self.pad_to = int(about["max_tokens"]), about.get("pad_to", 8)
         if self.max_tokens < 1 or (self.pad_to != "max" and int(self.pad_to) < 1):
             raise ValueError(f"max_tokens {self.max_tokens}, pad_to {self.pad_to}")
-        self.name = str(description["tokenizer"])
+        self.name = str(about["tokenizer"])
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -212,25 +199,30 @@ class Texts(Reader):
             raise InputError(f"there is no tokenizer {self.name!r} next to the model in {where}.")
         return load_tokenizer(str(place.resolve()))
 
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
-        names: list[str] | None = None
-        if isinstance(source, str | Path) and str(source).lower().endswith(".txt"):
-            texts = _lines(Path(source).expanduser())
+    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
+        path = Path(source).expanduser() if isinstance(source, str | Path) else None
+        if path is not None and path.suffix.lower() == ".txt":
+            try:  # not read_text().splitlines(): numbers of lines are those of an editor
+                with path.open(encoding="utf-8-sig") as file:
+                    texts = [line.rstrip("\n") for line in file]
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
         elif is_table(source):
             table = as_table(source)
             column = self.column or self.description.get("column")
             if column is None and len(table) > 1:
                 raise InputError(f"specify the text column of {table.where}, one of: {', '.join(table)}.")
             column = need_column(str(column), table, "text") if column else next(iter(table))
-            texts, names = [text or "" for text in table[column].texts()], self._rows(table)
-        elif isinstance(source, str | Path) or not hasattr(source, "__len__"):
+            texts = [text or "" for text in table[column].texts()]
+        elif path is not None or not hasattr(source, "__len__"):
             raise self._refused(source)
         else:
             texts = list(source)
             for n, text in enumerate(texts, 1):
                 if not isinstance(text, str):
                     raise InputError(f"text {n} is a {type(text).__name__}; each must be a str.")
-        return names or [str(n + 1) for n in range(len(texts))], lambda a, b: self._ids(texts[a:b])
+        return len(texts), lambda a, b: self._ids(texts[a:b])
 
     def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
         return tokenize(self.tokenizer, texts, self.max_tokens, self.pad_to)
@@ -256,7 +248,8 @@ def offline() -> Iterator[None]:
     try:
         from huggingface_hub import constants
     except ImportError:
-        constants = SimpleNamespace(HF_HUB_OFFLINE=True)  # type: ignore[assignment]
+        yield
+        return
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
@@ -264,44 +257,26 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a text file, blank ones too, so that numbers are those of an editor."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            return [line.rstrip("\n") for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
-
-
 class Images(Reader):
     """Images as in evaluation: of a folder and all below it, of a list of files, or a single one."""
 
     accepts = "images: files, or a folder of them, or a list of Pillow's"
 
-    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> None:
-        super().__init__(description, shape, **options)
-        if (size := int(description["size"])) < 1:
+    def prepare(self) -> None:
+        about = self.description
+        if (size := int(about["size"])) < 1:
             raise ValueError(f"size {size}")
-        self.to_tensor = ToTensor(size, description["mean"], description["deviation"])
+        self.to_tensor = ToTensor(size, about["mean"], about["deviation"])
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
-        need_pillow()
         images, generator = _Decoded(*self._files(source), self.to_tensor), torch.Generator()
         loader = DataLoader(images, batch_size, num_workers=workers, collate_fn=list, generator=generator)
-        for items in loader:
-            sound = []
-            for name, x in items:
-                if isinstance(x, Tensor):
-                    sound.append((name, x))
-                elif self.bad == "skip":
-                    self.notes.append(f"the image {name!r} is skipped: {x}")
-                else:
-                    advice = "Download it again, or skip such images (bad_images: skip)"
-                    raise InputError(f"the image {name!r} cannot be read ({x}). {advice}.")
-            if sound:
-                names, tensors = zip(*sound, strict=True)
-                yield Batch(list(names), torch.stack(tensors))
+        done = 0
+        for tensors in loader:
+            if problem := next((each for each in tensors if isinstance(each, str)), None):
+                raise InputError(problem)
+            yield Batch(images.names[done : done + len(tensors)], torch.stack(tensors))
+            done += len(tensors)
 
     def _files(self, source: Any) -> tuple[list[str], list[Any]]:
         """Names, and images of Pillow's or paths; in a folder, a name is the path from there."""
@@ -321,33 +296,35 @@ class Images(Reader):
                 raise InputError(f"this model takes images, and {path.name!r} is a table.")
             if not path.is_file():
                 raise InputError(f"there is no image {str(path)!r}.")
-        return [str(path) for path in paths], [str(path) for path in paths]
+        return [str(path) for path in paths], paths
 
-    def _below(self, root: Path) -> tuple[list[str], list[str]]:
+    def _below(self, root: Path) -> tuple[list[str], list[Any]]:
         """The images in a folder and all below it, sorted; other files are mentioned."""
-        every = [path.relative_to(root) for path in sorted(root.rglob("[!.]*")) if path.is_file()]
-        images = [str(path) for path in every if path.suffix.lower() in ENDINGS]
+        every = [path for path in sorted(root.rglob("[!.]*")) if path.is_file()]
+        images = [path for path in every if path.suffix.lower() in ENDINGS]
         if not images:
             raise InputError(f"there is no image in {str(root)!r} or its subfolders: {', '.join(ENDINGS)}.")
         if others := len(every) - len(images):
             self.notes.append(f"{others} files in {str(root)!r} are not images ({', '.join(ENDINGS)}).")
-        return images, [str(root / path) for path in images]
+        return [str(path.relative_to(root)) for path in images], images
 
 
-class _Decoded(Dataset["tuple[str, Tensor | str]"]):
+class _Decoded(Dataset["Tensor | str"]):
     """Files, or Pillow's images, by name: as the model takes them, or why one cannot be read."""
 
-    def __init__(self, names: Sequence[str], files: Sequence[Any], to_tensor: ToTensor) -> None:
-        self.names, self.files, self.to_tensor = names, files, to_tensor
+    def __init__(self, names: list[str], images: Sequence[Any], to_tensor: ToTensor) -> None:
+        self.names, self.images, self.to_tensor = names, images, to_tensor
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[str, Tensor | str]:
+    def __getitem__(self, index: int) -> Tensor | str:
+        image = self.images[index]
         try:
-            return self.names[index], self.to_tensor(self.files[index])
-        except Unreadable as error:
-            return self.names[index], str(error)
+            image = decode(str(image), self.to_tensor.size) if isinstance(image, Path) else to_rgb(image)
+            return self.to_tensor(image)
+        except Unreadable as error:  # an answer too: the main process raises the error
+            return f"the image {self.names[index]!r} cannot be read ({error}); download or save it again."
 
 
 KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Images, "table": Tables, "text": Texts}

@@ -66,11 +66,11 @@ def build(
             f"({', '.join(registry.names())}) or pass your own module."
         )
     make, options = maker(name), check_options(name, options)
-    adapters = {key: options[key] for key in options if key.startswith("lora")}
+    adapters = {key: value for key, value in options.items() if key.startswith("lora")}
+    own = {key: value for key, value in options.items() if key not in adapters}
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        own = {key: value for key, value in options.items() if key not in adapters}
         model: FeatureModel = make(tuple(input_shape), classes, **own)
         if adapters:
             lora.adapt(name, model, **adapters)
@@ -97,20 +97,18 @@ def options_of(name: str) -> list[str]:
 def settings_of(name: str) -> dict[str, Setting]:
     """The options of a model with their defaults; those of LoRA are the same for all that are pretrained."""
     make = maker(name)
-    adapters = settings(lora.adapt) if isinstance(make, partial) else {}  # of timm or transformers
-    others = {key: adapters[key] for key in adapters if key.startswith("lora")}
-    return dict(list(settings(make).items())[2:]) | others
+    found = dict(list(settings(make).items())[2:])
+    if isinstance(make, partial):  # of timm or transformers
+        found |= {key: s for key, s in settings(lora.adapt).items() if key.startswith("lora")}
+    return found
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the model takes them; raises InputError where it does not."""
-    known = settings_of(name)
-    check_names(f"option of model {name!r}:", options, known)
-    found = {
-        key: coerce(known[key].annotation, value, key, f"model {name!r}") for key, value in options.items()
-    }
-    if "lora" in known:
-        lora.check(found)
+    known, of = settings_of(name), f"model {name!r}"
+    check_names(f"option of {of}:", options, known)
+    found = {key: coerce(known[key].annotation, value, key, of) for key, value in options.items()}
+    lora.check(found)
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from shoal.training.setup import Setup
 from shoal.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from shoal.training.journal import Journal
+    from shoal.training.folder import RunFolder
 
 INITIAL = "stages/initial.safetensors"
 """Where a run that is retrained keeps its initial weights."""
@@ -114,19 +114,19 @@ class Job:
         self.retraining: Trainer | None = None
         self.seconds = 0.0
 
-    def run(self, journal: Journal | None = None) -> Point:
+    def run(self, folder: RunFolder | None = None) -> Point:
         """Trains, or resumes; the model then has the selected weights."""
         began, retrain = time.monotonic(), self.setup.options["retrain"]
         try:
-            initial = _initial_weights(self.setup, journal) if retrain else {}
-            _run(self.warm, journal)
-            self.trainer.run(journal)
+            initial = _initial_weights(self.setup, folder) if retrain else {}
+            _run(self.warm, folder)
+            self.trainer.run(folder)
             if retrain:
                 self.setup.model.load_state_dict(initial)
                 again = self._retraining()
-                _run(_warm_start(again, "retrain warm start"), journal)
+                _run(_warm_start(again, "retrain warm start"), folder)
                 self.retraining = Trainer(again)
-                _run(self.retraining, journal)
+                _run(self.retraining, folder)
             return self.selected[0]
         finally:
             self.seconds = max(time.monotonic() - began, self.trainer.seconds)
@@ -154,7 +154,7 @@ class Job:
         return Setup(
             type(setup.algorithm),
             setup.model,
-            with_validation(replace(setup.data, examples=setup.examples)),
+            with_validation(setup.data),
             {**setup.options, **changes},
             "retraining",
             "retrain",
@@ -181,10 +181,10 @@ class Job:
         return found
 
 
-def _run(trainer: Trainer | None, journal: Journal | None) -> None:
+def _run(trainer: Trainer | None, folder: RunFolder | None) -> None:
     """A stage, in a folder of its own; one that is over returns at once."""
-    if trainer is not None and journal is not None:
-        with journal.stage(trainer.setup.stage) as own:
+    if trainer is not None and folder is not None:
+        with folder.stage(trainer.setup.stage) as own:
             trainer.run(own)
     elif trainer is not None:
         trainer.run()
@@ -259,13 +259,13 @@ def with_validation(data: DomainData) -> DomainData:
     return data.split_as(splits, {k: v for k, v in data.notes.items() if k != "validation"})
 
 
-def _initial_weights(setup: Setup, journal: Journal | None) -> dict[str, Tensor]:
+def _initial_weights(setup: Setup, folder: RunFolder | None) -> dict[str, Tensor]:
     """The weights before any stage, which a run that is resumed has in its folder."""
     weights = {name: value.cpu() for name, value in snapshot(setup.model).items()}
-    if journal is None:
+    if folder is None:
         return weights
-    path = journal.path / INITIAL
+    path = folder.path / INITIAL
     if setup.processes.gather(path.exists())[0]:
         return load_weights(path)
-    journal.write(INITIAL, save(weights))
+    folder.write(INITIAL, save(weights))
     return weights

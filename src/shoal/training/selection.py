@@ -96,7 +96,7 @@ class Selection(Callback):
         with self._averaged():
             scores = self._scores()
             point = Point(step, step * setup.sampler.domains_per_step, loss, scores)
-            if setup.select == "best" and (self.best is None or _better(point, self.best[0])):
+            if setup.options["select"] == "best" and (self.best is None or _better(point, self.best[0])):
                 self.best = (point, snapshot(setup.model))
         if self.swad is not None:
             self.swad.evaluated(scores["validation"].loss)
@@ -196,7 +196,7 @@ class Selection(Callback):
         """The point whose weights count, and the rule that chose it."""
         if not self.state.history:
             raise RuntimeError("the training has not been run yet.")
-        name, selects = self.setup.options["average"], self.setup.selects
+        name, selects = self.setup.options["average"], self.setup.evaluator.selects
         average, chosen = self.swad or self.average, self.final or self.best
         span = average.span if average and (self.final or not self.swad) else None
         if self.best is not None and not (self.swad and span):
