@@ -308,8 +308,8 @@ class ImageFiles(Examples):
                     warnings.warn(f"the image {self.path(i)!r} is skipped: {error}", stacklevel=2)
         why = problem if self.bad == "stop" else "nor can any other of its domain and split"
         raise InputError(
-            f"the image {self.path(index)!r} cannot be read ({why}). Download it again or remove it; training "
-            "skips such images with bad='skip', and `shoal data check` lists them all."
+            f"the image {self.path(index)!r} cannot be read ({why}). Download it again or remove it; "
+            "training skips such images with bad='skip', and `shoal data check` lists them all."
         )
 
 
