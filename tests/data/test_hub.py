@@ -39,7 +39,7 @@ def test_tables() -> None:
         from_hf(hub.DatasetDict({"train": whole}), label="ill", domain="site")
     with pytest.raises(InputError, match="got ndarray"):
         from_hf(np.zeros(3), label="ill", domain="site")
-    with pytest.raises(InputError, match="'age' is of type .*float64.*, not images"):
+    with pytest.raises(InputError, match=r"'age' is of type .*float64.*, not images"):
         from_hf(whole, label="ill", domain="site", image="age")
     with pytest.raises(InputError, match="only one of them can be the input"):
         from_hf(whole, label="ill", domain="site", image="age", text="colour")
