@@ -125,7 +125,14 @@ def split(
         train, validation = hold_out_examples(rest, share, seed)
         return {"train": train, "validation": validation, **result}
     if result:
-        rest = _without(rest, np.isin(entities[rest.indices], entities[result["test"].examples()]))
+        lost = np.isin(entities[rest.indices], entities[result["test"].examples()])
+        if lost.all():
+            raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
+        counts = np.add.reduceat(lost, rest.offsets[:-1], dtype=np.int64)
+        if each := [f"{counts[d]:,} of {rest.sizes[d]:,} of {rest.names[d]}" for d in counts.nonzero()[0]]:
+            message = "not used, because the same entity (group) is in the held-out domain"
+            warnings.warn(f"{message}: {_some(each)}", stacklevel=3)
+        rest = rest.filter(~lost)
     # The same domains of entities instead of examples, each entity once.
     pairs = np.stack([np.repeat(np.arange(len(rest)), rest.sizes), entities[rest.indices]])
     of, members = np.unique(pairs, axis=1)
@@ -133,17 +140,6 @@ def split(
     _, held = hold_out_examples(Domains(rest.names, offsets, members), share, seed)
     away = np.isin(entities[rest.indices], held.examples())
     return {"train": rest.filter(~away), "validation": rest.filter(away), **result}
-
-
-def _without(domains: Domains, lost: NDArray[np.bool_]) -> Domains:
-    """``domains`` without the entries whose entity is in a held-out domain too, with a warning."""
-    if lost.all():
-        raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
-    counts = np.add.reduceat(lost, domains.offsets[:-1], dtype=np.int64)
-    if each := [f"{counts[d]:,} of {domains.sizes[d]:,} of {domains.names[d]}" for d in counts.nonzero()[0]]:
-        message = "not used, because the same entity (group) is in the held-out domain"
-        warnings.warn(f"{message}: {_some(each)}", stacklevel=4)
-    return domains.filter(~lost)
 
 
 def split_notes(
@@ -167,9 +163,8 @@ def _some(names: Iterable[str]) -> str:
 
 def held_out_names(names: Names, known: Sequence[str]) -> list[str]:
     """The domains to hold out, none, one or several, by name: 3.0 is the domain 3."""
-    if names is None:
-        return []
-    several = [names] if isinstance(names, (str, int, float, np.number)) else listed(names, "held_out")
+    one = isinstance(names, (str, int, float, np.number))
+    several = [names] if one else listed(() if names is None else names, "held_out")
     found = []
     for name in several:
         if not isinstance(name, (str, int, float, np.number, np.bool_)) or name != name:
@@ -179,12 +174,10 @@ def held_out_names(names: Names, known: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(found))
     if unknown := [name for name in found if name not in known]:
         raise unknown_name("domain", unknown[0], known, "held_out")
-    if found and len(known) < 2:
-        message = f"there is only one domain, {known[0]!r}; holding it out leaves nothing to train on."
-        raise InputError(message, "held_out")
     if len(found) == len(known):
-        message = f"all {len(known)} domains are held out; nothing is left to train on."
-        raise InputError(message, "held_out")
+        which = f"all {len(known)} domains are held out"
+        which = f"there is only one domain, {known[0]!r}" if len(known) == 1 else which
+        raise InputError(f"{which}; nothing is left to train on.", "held_out")
     return found
 
 
