@@ -381,8 +381,7 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`: losses (S,), the mean gradient, the value of the measure and its gradient,
-    the slope."""
+    """The result of :func:`match`: losses (S,), mean gradient, value of the measure and its slope."""
 
     losses: Tensor
     mean: Gradient
