@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.filesize import decimal
 from typing_extensions import Unpack
 
 from shoal.api.result import Result
@@ -339,14 +340,12 @@ def _download(name: str) -> Download:
 
 
 def _plan(name: str, download: Download, to: Path) -> DataReport:
-    from shoal.data.download import amount
-
     there = download.there(to)
     folder = str(there or to / download.home)
     state = "exists: nothing would be downloaded" if there else "would be downloaded"
     lines = [f"{name}, in {folder}, {state}"]
     for one in download.sources:
-        size = amount(one.size) if one.size else "size unknown"
+        size = decimal(one.size) if one.size else "size unknown"
         kind, _, value = (one.checksum or "").partition(":")
         checksum = f"{kind} {value} ({one.checksum_from})" if kind else "no checksum is published"
         lines += [f"  {one.file}: {size}, {checksum}", *(f"    {url}" for url in one.urls)]
@@ -356,12 +355,11 @@ def _plan(name: str, download: Download, to: Path) -> DataReport:
 
 
 def _fetch(name: str, download: Download, to: Path, show: Callable[[str], None]) -> DataReport:
-    from shoal.data.download import amount
     from shoal.data.download import get as fetch
     from shoal.registry import DATASETS
 
     def on_progress(file: str, done: int, total: int | None) -> None:
-        show(f"{file}: {amount(done)}{'' if total is None else f' of {amount(total)}'}")
+        show(f"{file}: {decimal(done)}{'' if total is None else f' of {decimal(total)}'}")
 
     got = fetch(download, to, on_progress)
     words = ["shoal", "train", "erm", name, "--data-dir", str(to)]

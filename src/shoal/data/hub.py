@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -108,7 +108,7 @@ class HubImages(ImageFiles):
         self.labels = labels.numpy()
         self.rows, self.column = rows.with_format(None).cast_column(column, Image(decode=False)), column
 
-    def open(self, index: int) -> str | BinaryIO:
+    def open(self, index: int) -> Any:
         value = self.rows[int(index)][self.column] or {"bytes": b""}
         return str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"])
 
