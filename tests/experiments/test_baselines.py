@@ -208,8 +208,11 @@ def test_trained_used_and_exported_like_any_run(name: str, label: str, table: di
         answers = session.run(["label", "probabilities"], inputs)
         assert answers[0].tolist() == found.tolist()
         np.testing.assert_allclose(answers[1], model.predict_proba("t.csv"), atol=1e-6)
-    with pytest.raises(InputError, match=f"^format: a {name} model can only be exported as onnx"):
-        model.export("m.safetensors")
+    if name == "gradient-boosting":
+        with pytest.raises(InputError, match=r"^format: a gradient-boosting model can only be exported"):
+            model.export("m.safetensors")
+    else:
+        assert model.export("m.safetensors").difference < 1e-5
     with pytest.raises(InputError, match="not the finished training of a network"):
         shoal.soup(["run", "copy"])
 
@@ -229,7 +232,7 @@ def test_classes_without_training_rows(name: str, tmp_path: Path, monkeypatch: p
         assert shares[:, [c for c in range(4) if c not in present]].max() <= 1.001e-12
         if name == "majority":
             np.testing.assert_allclose(shares[0, list(present)], 1 / len(present), atol=0.02)
-        elif len(present) == 2:
+        elif name == "logistic-regression" and len(present) == 2:
             assert model.export("m.onnx").difference < 1e-6
 
 
@@ -249,16 +252,15 @@ def test_what_cannot_be_is_named(name: str, options: Any, says: str, table: dict
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("name", ["logistic-regression", "gradient-boosting"])
-def test_damaged_files_are_refused(name: str, table: dict[str, Any]) -> None:
-    shoal.train(name, **table, **of("ill"))
-    path = next(path for path in Path("run").iterdir() if path.name in ("model.json", "model.txt"))
+def test_damaged_files_are_refused(table: dict[str, Any]) -> None:
+    shoal.train("gradient-boosting", **table, **of("ill"))
+    path = Path("run/model.txt")
     content, record = path.read_text(), json.loads(Path("run/record.json").read_text())
     path.write_text(content.replace("1", "2", 1))
     with pytest.raises(InputError, match="its content has changed"):
         shoal.load("run")
     Path("run/record.json").write_text(json.dumps({**record, "files": {}}))
-    odd = content.replace("[", "[1,", 1).replace("left_child=", "left_child=0 ")
+    odd = content.replace("left_child=", "left_child=0 ")
     for text in ("", "{", content[: len(content) // 2], odd):
         path.write_text(text)
         with pytest.raises(InputError, match="is damaged"):

@@ -132,7 +132,13 @@ def test_the_size_depends_on_the_time_of_a_run() -> None:
     assert size(30.0, None, None, 60.0) > size(30.0, None, None, 10.0)
 
 
-FEW: dict[str, Any] = {"algorithms": ["erm", "fish"], "steps": 20, "batch_size": 8, "device": "cpu", "jobs": 1}
+FEW: dict[str, Any] = {
+    "algorithms": ["erm", "fish"],
+    "steps": 20,
+    "batch_size": 8,
+    "device": "cpu",
+    "jobs": 1,
+}
 FEW |= {"label": "ill", "domain": "site", "seeds": 2, "search": 1, "out": "o"}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, DomainBed, Engine, Gradient, Log, Outputs, Step, check_state
+from shoal.algorithms.base import Algorithm, DomainBed, Engine, Gradient, Log, Outputs, Step
 from shoal.algorithms.penalty import BatchNorm, Schedule, Steps
 from shoal.data.batch import MetaBatch
 from shoal.errors import InputError
@@ -69,13 +69,11 @@ class DANN(Algorithm):
     """The discriminator also gets the class."""
 
     def setup(self) -> None:
-        name, task = type(self).__name__, self.task
+        task = self.task
         self.per_domain, self.alternates = self.batch_norm == "per-domain", self.form == "domainbed"
         self.schedule = Schedule(self.weight, self.start, self.ramp, steps=task.steps)
         if task.features is None:
-            raise InputError(f"{name} requires the number of features: Task(…, features=…).")
-        last = self.width if self.depth > 1 else task.features
-        check_state(name, task.domains, last, "an output of the discriminator")
+            raise InputError(f"{type(self).__name__} requires the number of features: Task(…, features=…).")
         made = DomainDiscriminator(
             task.features,
             task.domains,

@@ -18,16 +18,13 @@ CHUNK = 2**16  # examples that are tested together: bounds the memory for tempor
 
 
 def check_examples(examples: Examples, domains: Domains, classes: int | None, sample: int = 64) -> None:
-    """Refuse indices beyond the dataset, features that are not finite, and wrong labels.
+    """Refuse features that are not finite, and wrong labels.
 
     :class:`TensorData` is checked completely; of other datasets, the labels that are known and the first
     example of up to ``sample`` domains. Examples that are in no domain do not count. ``classes`` is ``None``
     for regression.
     """
-    count, every = len(examples), np.arange(len(examples))
-    if (top := int(domains.indices.max())) >= count:
-        name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
-        raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
+    every = np.arange(len(examples))
     if isinstance(examples, TensorData):
         _refuse(domains, every, _problems(examples.x, examples.y, examples.weight, classes))
         if examples.weight is not None:
@@ -62,11 +59,11 @@ def _refuse(domains: Domains, rows: NDArray[Any], problems: Iterator[tuple[Tenso
 def _problems(x: Any, y: Tensor, weight: Tensor | None, classes: int | None) -> Iterator[tuple[Tensor, str]]:
     """For each check, which examples fail it and what is wrong with them."""
     for part in tensors_in(x):
-        yield _not_finite(part), "a feature that is not finite"
+        yield not_finite(part), "a feature that is not finite"
     if weight is not None:
-        yield _not_finite(weight) | (weight < 0), "a weight that is not at least 0"
+        yield not_finite(weight) | (weight < 0), "a weight that is not at least 0"
     if classes is None:
-        yield _not_finite(y), "a target that is not finite"
+        yield not_finite(y), "a target that is not finite"
         return
     if y.is_floating_point() or y.dtype == torch.bool:
         raise InputError(f"labels are {y.dtype}; with classes={classes} they must be integers: y.long().")
@@ -80,7 +77,8 @@ def _problems(x: Any, y: Tensor, weight: Tensor | None, classes: int | None) -> 
     yield wrong, f"a wrong label; labels range from {low} to {high}; {right}"
 
 
-def _not_finite(values: Tensor) -> Tensor:
+def not_finite(values: Tensor) -> Tensor:
+    """Which examples have a number that is not finite."""
     return torch.cat([~part.reshape(len(part), -1).isfinite().all(1) for part in values.split(CHUNK)])
 
 

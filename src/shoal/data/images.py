@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -120,8 +120,10 @@ def _entries(place: str | Path) -> Iterator[os.DirEntry[str]]:
 # From a file to what a model takes
 
 
-def decode(source: str | BinaryIO, least: int | None = None) -> Image:
-    """A file, or its content, in RGB; a JPEG may be decoded smaller, but with ``least`` pixels each way.
+def decode(source: Any, least: int | None = None) -> Image:
+    """A file, its content, or an image of Pillow's, in RGB.
+
+    A JPEG may be decoded smaller, but with ``least`` pixels each way.
 
     A note in it on how it was turned is not followed, as in torchvision's ImageFolder; of several frames the
     first counts.
@@ -129,6 +131,8 @@ def decode(source: str | BinaryIO, least: int | None = None) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if isinstance(source, Image.Image):
+            return to_rgb(source)
         with Image.open(source, formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
@@ -257,11 +261,11 @@ class ImageFiles(Examples):
         return self.labels
 
     def path(self, index: int) -> str:
-        return str(self.paths[index])
+        return str(self.paths[index]) if isinstance(self.paths[index], str | Path) else ""
 
-    def open(self, index: int) -> str | BinaryIO:
-        """The file at ``index``, or its content."""
-        return self.path(index)
+    def open(self, index: int) -> Any:
+        """What :func:`decode` reads: the file at ``index``, its content, or an image of Pillow's."""
+        return self.paths[index]
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
@@ -304,8 +308,8 @@ class ImageFiles(Examples):
                     warnings.warn(f"the image {self.path(i)!r} is skipped: {error}", stacklevel=2)
         why = problem if self.bad == "stop" else "nor can any other of its domain and split"
         raise InputError(
-            f"the image {self.path(index)!r} cannot be read ({why}). Download it again, or skip "
-            "unreadable images with bad='skip'; `shoal data check` lists them all."
+            f"the image {self.path(index)!r} cannot be read ({why}). Download it again or remove it; "
+            "training skips such images with bad='skip', and `shoal data check` lists them all."
         )
 
 

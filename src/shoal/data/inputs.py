@@ -1,4 +1,4 @@
-"""From raw tables, images and text to what a trained model takes, as in training.
+"""From raw tables, images and text to what a trained model takes, by the classes that training uses.
 
 :class:`~shoal.data.DomainData` describes in plain data, under ``inputs``, how its examples were made. Such a
 description is read here and nowhere else: ``reader(description, shape)`` gives a :class:`Reader`, whose
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from shoal.data.batch import leaves
-from shoal.data.images import ENDINGS, ToTensor, Unreadable, decode, to_rgb
+from shoal.data.batch import Examples, TensorData, leaves
+from shoal.data.check import not_finite
+from shoal.data.images import ENDINGS, ImageFiles, ToTensor, image_frame
+from shoal.data.loader import InOrder, MetaBatchLoader
 from shoal.data.tables import Encoder, as_table, ending, is_table, need_column
-from shoal.data.text import load_tokenizer, tokenize
+from shoal.data.text import TextExamples
 from shoal.errors import InputError, check_names
 from shoal.tensors import map_nest
 
@@ -71,16 +71,23 @@ class Reader:
     def prepare(self) -> None:
         """Read the description."""
 
-    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
-        """The number of examples, and a function that makes of some of them what the model takes."""
+    def open(self, source: Any) -> Examples:
+        """The examples of ``source``, with labels that mean nothing."""
         raise NotImplementedError
 
+    def names(self, examples: Examples) -> list[str]:
+        """The names of examples, by default their numbers."""
+        return [str(n + 1) for n in range(len(examples))]
+
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
-        """The examples of ``source`` in order; they are named by their numbers, images by their files."""
-        count, made = self.open(source)
-        for start in range(0, count, batch_size):
-            stop = min(start + batch_size, count)
-            yield Batch([str(n + 1) for n in range(start, stop)], made(start, stop))
+        """The examples of ``source`` in order."""
+        examples = self.open(source)
+        names = self.names(examples)
+        order = InOrder({"": np.arange(len(names))}, batch_size)
+        loader = MetaBatchLoader(examples, order, workers=workers, stop=len(order.batches))
+        for n, batch in enumerate(loader):
+            yield Batch(names[n * batch_size : (n + 1) * batch_size], batch.x)
+        loader.close()
 
     def in_units(self, outputs: NDArray[Any]) -> NDArray[Any]:
         """In regression, the model's outputs in the units of the label."""
@@ -122,10 +129,10 @@ class Arrays(Reader):
         if self.shape:
             self.accepts = f"arrays of shape (n, {', '.join(map(str, self.shape))}), or such a .npy file"
 
-    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
+    def open(self, source: Any) -> Examples:
         if isinstance(source, str | Path) and str(source).lower().endswith(".npy"):
             try:
-                source = np.load(source, mmap_mode="r", allow_pickle=False)
+                source = np.load(source, mmap_mode="c", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
                 raise InputError(f"{str(source)!r} is not an array that can be read ({error}).") from error
         parts = [source] if self.shape else list(leaves(source))
@@ -136,19 +143,21 @@ class Arrays(Reader):
         if len({len(part) for part in parts}) > 1:
             sizes = ", ".join(str(len(part)) for part in parts)
             raise InputError(f"the inputs have {sizes} examples; the numbers must be equal.")
-        return len(parts[0]), lambda a, b: map_nest(lambda part: _finite(part[a:b], a), source)
+        x = map_nest(_as_tensor, source)
+        for part in leaves(x):
+            if len(part) and (wrong := not_finite(part)).any():
+                row = int(wrong.int().argmax()) + 1
+                raise InputError(f"row {row} of the input has a number that is not finite.")
+        first = next(leaves(x))
+        return TensorData(x, torch.zeros(len(first), device=first.device))
 
 
-def _finite(part: Any, first: int) -> Tensor:
-    """Rows of an array, from number ``first`` on, as a tensor of finite numbers."""
-    x = part
-    if not isinstance(part, Tensor):
-        x = torch.from_numpy(np.array(part))
-        x = x.float() if x.is_floating_point() else x
-    if not bool(x.isfinite().all()):
-        row = first + int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
-        raise InputError(f"row {row + 1} of the input has a number that is not finite.")
-    return x
+def _as_tensor(part: Any) -> Tensor:
+    """A tensor as it is; the floating-point numbers of an array in single precision."""
+    if isinstance(part, Tensor):
+        return part
+    x = torch.from_numpy(np.require(part, requirements="W"))
+    return x.float() if x.is_floating_point() else x
 
 
 class Tables(Reader):
@@ -159,7 +168,7 @@ class Tables(Reader):
     def prepare(self) -> None:
         self.encoder = Encoder.from_dict(self.description)
 
-    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
+    def open(self, source: Any) -> Examples:
         if not is_table(source):
             raise self._refused(source)
         table = as_table(source)
@@ -170,8 +179,8 @@ class Tables(Reader):
             self.notes.append(f"columns not used: {', '.join(unused[:5])}{more}.")
         self.warnings += (unknown := self.encoder.unknown(table).notes())
         self.notes += unknown
-        encode = self.encoder.transform
-        return table.rows, lambda a, b: torch.from_numpy(encode(table, np.arange(a, b)))
+        x = torch.from_numpy(self.encoder.transform(table, np.arange(table.rows)))
+        return TensorData(x, torch.zeros(len(x)))
 
     def in_units(self, outputs: NDArray[Any]) -> NDArray[Any]:
         return self.encoder.predictions(outputs)
@@ -183,26 +192,24 @@ class Texts(Reader):
     accepts = "text: a list of strings, a .txt file with one per line, or a table with a column of text"
 
     def prepare(self) -> None:
-        about = self.description
-        self.max_tokens, self.pad_to = int(about["max_tokens"]), about.get("pad_to", 8)
-        if self.max_tokens < 1 or (self.pad_to != "max" and int(self.pad_to) < 1):
-            raise ValueError(f"max_tokens {self.max_tokens}, pad_to {self.pad_to}")
-        self.name = str(about["tokenizer"])
+        about, name = self.description, str(self.description["tokenizer"])
+        if self.folder is not None:
+            place = self.folder / name
+            if Path(name).name != name or name == ".." or not place.is_dir():
+                where = repr(str(place.parent))
+                raise InputError(f"there is no tokenizer {name!r} next to the model in {where}.")
+            name = str(place.resolve())
+        self.options = {
+            "tokenizer": name,
+            "max_tokens": about["max_tokens"],
+            "pad_to": about.get("pad_to", 8),
+        }
+        self.words = TextExamples([], [], **self.options)
 
-    @cached_property
-    def tokenizer(self) -> Any:
-        if self.folder is None:
-            return load_tokenizer(self.name)
-        place = self.folder / self.name
-        if Path(self.name).name != self.name or self.name == ".." or not place.is_dir():
-            where = repr(str(place.parent))
-            raise InputError(f"there is no tokenizer {self.name!r} next to the model in {where}.")
-        return load_tokenizer(str(place.resolve()))
-
-    def open(self, source: Any) -> tuple[int, Callable[[int, int], Any]]:
+    def open(self, source: Any) -> Examples:
         path = Path(source).expanduser() if isinstance(source, str | Path) else None
         if path is not None and path.suffix.lower() == ".txt":
-            try:  # not read_text().splitlines(): numbers of lines are those of an editor
+            try:
                 with path.open(encoding="utf-8-sig") as file:
                     texts = [line.rstrip("\n") for line in file]
             except (OSError, UnicodeDecodeError) as error:
@@ -222,22 +229,19 @@ class Texts(Reader):
             for n, text in enumerate(texts, 1):
                 if not isinstance(text, str):
                     raise InputError(f"text {n} is a {type(text).__name__}; each must be a str.")
-        return len(texts), lambda a, b: self._ids(texts[a:b])
-
-    def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        return tokenize(self.tokenizer, texts, self.max_tokens, self.pad_to)
+        return TextExamples(texts, np.zeros(len(texts)), **self.options)
 
     def sample(self, count: int, seed: int = 0) -> Any:
         """Words of the tokenizer's own, up to eight per text, with another seed up to sixteen and so on."""
-        words = sorted(word for word in self.tokenizer.get_vocab() if word.isalpha()) or ["a"]
+        words = sorted(word for word in self.words.loaded.get_vocab() if word.isalpha()) or ["a"]
         rng = np.random.default_rng(seed)
         lengths = [8 * (seed + 1), *rng.integers(1, 8 * (seed + 1), count - 1).tolist()]
-        return self._ids([" ".join(rng.choice(words, length)) for length in lengths])
+        return self.words.encode([" ".join(rng.choice(words, length)) for length in lengths])
 
     def portable(self) -> tuple[Mapping[str, Any], dict[str, bytes]]:
         """With the tokenizer's files: using the model needs neither a network nor the folder they were in."""
         with tempfile.TemporaryDirectory() as place:
-            self.tokenizer.save_pretrained(place)
+            self.words.loaded.save_pretrained(place)
             files = {f"{TOKENIZER}/{p.name}": p.read_bytes() for p in Path(place).iterdir()}
         return {**self.description, "tokenizer": TOKENIZER}, files
 
@@ -261,44 +265,41 @@ class Images(Reader):
     """Images as in evaluation: of a folder and all below it, of a list of files, or a single one."""
 
     accepts = "images: files, or a folder of them, or a list of Pillow's"
+    root: Path | None = None
+    """The folder that was opened."""
 
     def prepare(self) -> None:
         about = self.description
-        if (size := int(about["size"])) < 1:
-            raise ValueError(f"size {size}")
-        self.to_tensor = ToTensor(size, about["mean"], about["deviation"])
+        self.to_tensor = ToTensor(about["size"], about["mean"], about["deviation"])
 
-    def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
-        images, generator = _Decoded(*self._files(source), self.to_tensor), torch.Generator()
-        loader = DataLoader(images, batch_size, num_workers=workers, collate_fn=list, generator=generator)
-        done = 0
-        for tensors in loader:
-            if problem := next((each for each in tensors if isinstance(each, str)), None):
-                raise InputError(problem)
-            yield Batch(images.names[done : done + len(tensors)], torch.stack(tensors))
-            done += len(tensors)
-
-    def _files(self, source: Any) -> tuple[list[str], list[Any]]:
-        """Names, and images of Pillow's or paths; in a folder, a name is the path from there."""
+    def open(self, source: Any) -> Examples:
         several = [source] if isinstance(source, str | Path) else source
         if isinstance(several, Tensor | np.ndarray | Mapping) or not hasattr(several, "__iter__"):
             raise self._refused(source)
-        several = list(several)
-        if several and all(hasattr(each, "convert") for each in several):
-            return [str(n + 1) for n in range(len(several))], several
-        if not all(isinstance(each, str | Path) for each in several):
-            raise self._refused(source)
-        paths = [Path(each).expanduser() for each in several]
-        if len(paths) == 1 and paths[0].is_dir():
-            return self._below(paths[0])
-        for path in paths:
-            if ending(path):
-                raise InputError(f"this model takes images, and {path.name!r} is a table.")
-            if not path.is_file():
-                raise InputError(f"there is no image {str(path)!r}.")
-        return [str(path) for path in paths], paths
+        images = list(several)
+        if not all(hasattr(each, "convert") for each in images):
+            if not all(isinstance(each, str | Path) for each in images):
+                raise self._refused(source)
+            images = [Path(each).expanduser() for each in images]
+            if len(images) == 1 and images[0].is_dir():
+                self.root, images = images[0], self._below(images[0])
+            for path in images:
+                if ending(path):
+                    raise InputError(f"this model takes images, and {path.name!r} is a table.")
+                if not path.is_file():
+                    raise InputError(f"there is no image {str(path)!r}.")
+        examples = ImageFiles(image_frame((image, "", "") for image in images), size=self.to_tensor.size)
+        examples.to_tensor = self.to_tensor
+        return examples
 
-    def _below(self, root: Path) -> tuple[list[str], list[Any]]:
+    def names(self, examples: Examples) -> list[str]:
+        """Those of files, in a folder from there; images in memory have numbers."""
+        paths = [examples.path(n) for n in range(len(examples))]
+        if self.root is not None:
+            return [str(Path(path).relative_to(self.root)) for path in paths]
+        return paths if all(paths) else super().names(examples)
+
+    def _below(self, root: Path) -> list[Path]:
         """The images in a folder and all below it, sorted; other files are mentioned."""
         every = [path for path in sorted(root.rglob("[!.]*")) if path.is_file()]
         images = [path for path in every if path.suffix.lower() in ENDINGS]
@@ -306,25 +307,7 @@ class Images(Reader):
             raise InputError(f"there is no image in {str(root)!r} or its subfolders: {', '.join(ENDINGS)}.")
         if others := len(every) - len(images):
             self.notes.append(f"{others} files in {str(root)!r} are not images ({', '.join(ENDINGS)}).")
-        return [str(path.relative_to(root)) for path in images], images
-
-
-class _Decoded(Dataset["Tensor | str"]):
-    """Files, or Pillow's images, by name: as the model takes them, or why one cannot be read."""
-
-    def __init__(self, names: list[str], images: Sequence[Any], to_tensor: ToTensor) -> None:
-        self.names, self.images, self.to_tensor = names, images, to_tensor
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Tensor | str:
-        image = self.images[index]
-        try:
-            image = decode(str(image), self.to_tensor.size) if isinstance(image, Path) else to_rgb(image)
-            return self.to_tensor(image)
-        except Unreadable as error:  # an answer too: the main process raises the error
-            return f"the image {self.names[index]!r} cannot be read ({error}); download or save it again."
+        return images
 
 
 KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Images, "table": Tables, "text": Texts}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -124,6 +124,20 @@ class MetaBatchLoader:
         domain = torch.from_numpy(np.repeat(blocks, size))
         x, y, domain, *weight = to_device([*parts[:2], domain, *parts[2:]], self.device)
         return MetaBatch(self.enter(x), y, domain, (size,) * len(blocks), *weight)
+
+
+class InOrder:
+    """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
+
+    seed = 0
+
+    def __init__(self, which: Mapping[str, NDArray[Any]], size: int) -> None:
+        parts = {name: np.split(w, range(size, len(w), size)) for name, w in which.items() if len(w)}
+        self.batches = [(name, len(rows)) for name, batches in parts.items() for rows in batches]
+        self._rows = [rows.astype(np.int64)[None] for batches in parts.values() for rows in batches]
+
+    def plans(self, start: int, stop: int) -> tuple[None, list[NDArray[Any]]]:
+        return None, self._rows[start:stop]
 
 
 class Draw(NamedTuple):
