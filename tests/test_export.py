@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -32,37 +31,20 @@ def classifier(root: Path) -> Path:
     return table_model(root / "classifier")
 
 
-@pytest.fixture(scope="module")
-def text_run(root: Path) -> Path:
-    return text_model(root / "text", root / "texts")
-
-
-def onnx_answers(path: Path, columns: dict[str, Any]) -> dict[str, Any]:
-    """What an ONNX file makes of raw columns, by the names of its outputs."""
-    session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
-    given = {
-        name: np.array(values, object if isinstance(values[0], str) else np.float64)[:, None]
-        for name, values in columns.items()
-    }
-    return dict(zip((o.name for o in session.get_outputs()), session.run(None, given), strict=True))
-
-
 def test_onnx_of_a_table_takes_raw_columns(classifier: Path, tmp_path: Path) -> None:
     made = export(classifier, tmp_path / "deep" / "m.onnx")
-    assert [(c["name"], c["kind"], c["type"]) for c in made.columns] == [
-        ("age", "numeric", "double"),
-        ("colour", "categorical", "string"),
-    ]
-    age, colour = [50.25, np.nan, 1e9, -3.0, 61.0], ["red", "blue", "", "never seen", "NA"]
-    found = onnx_answers(made.path, {"age": age, "colour": colour})
+    kinds = [(c["name"], c["kind"], c["type"]) for c in made.columns]
+    assert kinds == [("age", "numeric", "double"), ("colour", "categorical", "string")]
+    raw = {"age": [50.25, np.nan, 1e9, -3.0, 61.0], "colour": ["red", "blue", "", "never seen", "NA"]}
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(made.path))
+    given = {"age": np.array(raw["age"])[:, None], "colour": np.array(raw["colour"], object)[:, None]}
+    label, probabilities = session.run(["label", "probabilities"], given)
     model = shoal.load(classifier)
     with warnings.catch_warnings(action="ignore"):
-        raw = {"age": [None if np.isnan(a) else a for a in age], "colour": colour}
-        np.testing.assert_allclose(found["probabilities"], model.predict_proba(raw), atol=1e-6)
-        assert found["label"].tolist() == model.predict(raw).tolist()
-    metadata = {
-        p.key: json.loads(p.value) for p in pytest.importorskip("onnx").load(made.path).metadata_props
-    }
+        np.testing.assert_allclose(probabilities, model.predict_proba(raw), atol=1e-6)
+        assert label.tolist() == model.predict(raw).tolist()
+    properties = pytest.importorskip("onnx").load(made.path).metadata_props
+    metadata = {each.key: json.loads(each.value) for each in properties}
     assert (metadata["class_names"], metadata["label"]) == (["no", "yes"], "ill")
     assert metadata["columns"] == json.loads(made.about.read_text())["export"]["columns"]
     assert "The inputs are 2 raw columns" in str(made)
@@ -121,23 +103,18 @@ def test_other_formats_take_prepared_numbers(classifier: Path, tmp_path: Path, f
     assert "The inputs are preprocessed numbers, not raw columns." in str(made)
 
 
-def test_text_of_any_length(text_run: Path, tmp_path: Path) -> None:
-    made = export(text_run, tmp_path / "m.pt2")
+def test_text_of_any_length_and_nothing_that_a_strangers_folder_links_to(root: Path, tmp_path: Path) -> None:
+    folder = text_model(root / "text", root / "texts")
+    (tmp_path / "secret").write_text("mine")
+    (folder / "tokenizer" / "notes.txt").symlink_to(tmp_path / "secret")
+    made = export(folder, tmp_path / "m.pt2")
     ids = torch.full((4, 21), 7)
     with torch.no_grad():
         x = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        torch.testing.assert_close(torch.export.load(made.path).module()(x), shoal.load(text_run)(x))
-    assert (tmp_path / "m.pt2.tokenizer" / "tokenizer.json").is_file()
-
-
-def test_nothing_that_a_strangers_folder_links_to_is_copied(text_run: Path, tmp_path: Path) -> None:
-    shutil.copytree(text_run, tmp_path / "run")
-    (tmp_path / "secret").write_text("mine")
-    (tmp_path / "run" / "tokenizer" / "notes.txt").symlink_to(tmp_path / "secret")
-    export(tmp_path / "run", tmp_path / "out" / "m.safetensors")
-    made = {path.name for path in (tmp_path / "out" / "m.safetensors.tokenizer").iterdir()}
-    assert "tokenizer.json" in made
-    assert "notes.txt" not in made
+        torch.testing.assert_close(torch.export.load(made.path).module()(x), shoal.load(folder)(x))
+    kept = {path.name for path in (tmp_path / "m.pt2.tokenizer").iterdir()}
+    assert "tokenizer.json" in kept
+    assert "notes.txt" not in kept
 
 
 def test_an_export_that_differs_is_not_kept(
@@ -156,8 +133,6 @@ def test_an_export_that_differs_is_not_kept(
     ("change", "message"),
     [
         ({"model": None}, "^model"),
-        ({"model": "nowhere"}, "there is no folder"),
-        ({"out": [1]}, "out"),
         ({"out": "."}, "^out: .*folder"),
         ({"out": "m.pt2", "format": "onnx"}, "^format: onnx contradicts the extension"),
         ({"format": "onx"}, "'onx'.*Did you mean 'onnx'"),
@@ -166,12 +141,3 @@ def test_an_export_that_differs_is_not_kept(
 def test_wrong_arguments(classifier: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         export(**{"model": classifier, **change})
-
-
-def test_the_model_itself_is_never_overwritten(classifier: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(classifier, tmp_path / "copy")
-    before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
-    for name in ("model.safetensors", "inputs", "record", "config.yaml"):
-        with pytest.raises(InputError, match=r"would be overwritten|belongs to the run"):
-            export(copy, copy / name, format="safetensors")
-    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before

@@ -145,7 +145,7 @@ def test_a_declaration_is_enough() -> None:
     run = {"dataset": "d", "algorithm": "erm"} | dict.fromkeys(training, "VALUE")
     text = card({**record, "seconds": 1.0}, about, {"run": run}, {"train": {"a": 9}})
     assert all(f"| {name.replace('_', ' ')} |" in text for name in training)
-    own = {name for name, each in declared(TrainOptions).items() if "train" in each.option.commands.split()}
+    own = {name for name, each in declared(TrainOptions).items() if "train" in each.commands.split()}
     assert set(inspect.signature(command(job, "train")).parameters) == {"source", "out", *own}
 
 

@@ -58,8 +58,6 @@ ENTRIES = {
         "my-broken": "strange.broken:Method",
         "my-number": "strange.points:SUMMARY",
         "iga": "strange.methods:Weighted",
-        "majority": "strange.methods:Weighted",
-        "fish:odd": "strange.methods:Weighted",
     },
     "shoal.datasets": {"my-data": "strange.points", "my-bad-data": "strange.methods"},
     "shoal.models": {"my-net": "strange.net"},

@@ -57,13 +57,6 @@ def test_without_a_file_it_prints_as_csv(classifier: Path) -> None:
     assert found._repr_html_().count("<tr") == 6
 
 
-def test_regression_has_no_probabilities(tmp_path: Path) -> None:
-    folder = table_model(tmp_path / "run", "stay")
-    assert predict(folder, patients(1, 5)).labels.dtype == np.float64
-    with pytest.raises(InputError, match=r"^proba: .*regression"):
-        predict(folder, patients(1, 5), proba=True)
-
-
 def test_several_labels_have_probabilities(tmp_path: Path) -> None:
     x, y = torch.randn(40, 3), torch.randint(0, 2, (40, 2))
     network = nn.Linear(3, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,14 +49,14 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], option: str | None = None) -> InputError:
+def unknown_name(kind: str, name: Any, known: Iterable[str], option: str | None = None) -> InputError:
     """An error for a name that is not registered, with the nearest one that is."""
     known = sorted(known)
     rest = f"Known: {', '.join(known) or 'none'}." if len(known) <= 50 else f"There are {len(known):,}."
     return InputError(f"unknown {kind} {shown(name)}.{did_you_mean(name, known)} {rest}", option)
 
 
-def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_names(kind: str, given: Iterable[Any], known: Iterable[str]) -> None:
     """Refuse the first of ``given`` that is not among ``known``."""
     known = list(known)
     for name in listed(given, f"names of {kind.rstrip(':')}"):
@@ -67,11 +66,9 @@ def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 def shown(value: Any) -> str:
     """A value as a message shows it: one line of at most 80 characters."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"a number of {math.ceil(value.bit_length() * math.log10(2)):,} digits"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # of a stranger's class
+    except Exception:  # of a stranger's class; a number of more than 4,300 digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"
 

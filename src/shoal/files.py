@@ -29,18 +29,16 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of ``path`` when the block ends; after an error nothing has changed.
 
-    The entry itself is replaced: a link becomes a file, and what it points to stays. What is no file, such as
-    ``/dev/stdout`` or a pipe, is written to. One of ``inputs`` is never overwritten.
-
-    The temporary file has a fixed name, so that the next writer takes over what a killed one has left; a lock
-    on it keeps writers apart.
+    The entry itself is replaced: a link becomes a file, and what it points to stays. The temporary file has a
+    fixed name, so that the next writer takes over what a killed one has left; a lock on it keeps writers
+    apart. Devices, such as ``/dev/stdout``, are written to.
     """
     path = Path(path)
-    check_output(path, inputs)
-    if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
+    check_output(path)
+    if path.parts[:2] == ("/", "dev"):
         with path.open("wb") as file:
             yield file
         return
@@ -87,11 +85,7 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds; ValueError where it is none."""
-    try:
-        return json.loads(Path(path).read_bytes())
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return json.loads(Path(path).read_bytes())
 
 
 def dump_json(content: Any) -> bytes:
@@ -109,20 +103,15 @@ def finite(content: Any) -> Any:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file holds; ValueError where it is none."""
-    return parse_yaml(Path(path).read_text(encoding="utf-8"))
-
-
-def parse_yaml(text: str) -> Any:
-    """Plain data; ValueError where ``text`` is not that."""
+    """The plain data that a YAML file holds; ValueError where it is none."""
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, OverflowError, TypeError, AttributeError) as error:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
 
 def dump_yaml(content: Any) -> str:
-    """``content`` as :func:`parse_yaml` reads it."""
+    """``content`` as :func:`read_yaml` reads it."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -133,9 +122,6 @@ class _Dumper(yaml.SafeDumper):
 
 def as_csv(rows: Iterable[Iterable[Any]]) -> str:
     """Rows as CSV, with lines that end in LF."""
-    lines = []
-    for row in rows:
-        line = io.StringIO(newline="")
-        csv.writer(line).writerow(row)  # with its own CR LF it quotes cells with either
-        lines.append(line.getvalue().removesuffix("\r\n"))
-    return "".join(f"{line}\n" for line in lines)
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()

@@ -18,9 +18,9 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 from typing_extensions import TypedDict
@@ -42,11 +42,22 @@ from shoal.settings import (
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """What is declared of an option beside its type and its docstring."""
+    """An option: its default, and the commands that have a flag for it (no other than Python, if none).
+
+    The rest is filled in by :func:`declared`.
+    """
 
     default: Any = None
     commands: str = ""
-    """Commands that have a flag for it; the others are for Python only."""
+    name: str = ""
+    type: Any = None
+    help: str = ""
+
+    def describe(self) -> str:
+        """What it does, in one sentence with its default, for the help of a command."""
+        sentence = self.help.partition(". ")[0].rstrip(".")
+        shown = self.default not in (None, False, {}, ()) and "(default: " not in sentence
+        return f"{sentence} (default: {self.default})." if shown else f"{sentence}."
 
 
 def _text(pattern: str, words: str) -> AfterValidator:
@@ -290,26 +301,14 @@ class SweepOptions(ModelOptions, TrainingOptions, ExecutionOptions, ParallelOpti
     """The options of :func:`shoal.sweep`."""
 
 
-class Declared(NamedTuple):
-    """An option: its name, type, what is declared of it, and what it does."""
-
-    name: str
-    type: Any
-    option: Option
-    help: str
-
-    def describe(self) -> str:
-        """What it does, in one sentence with its default, for the help of a command."""
-        sentence, default = self.help.partition(". ")[0].rstrip("."), self.option.default
-        shown = default not in (None, False, {}, ()) and "(default: " not in sentence
-        return f"{sentence} (default: {default})." if shown else f"{sentence}."
-
-
 @functools.cache
-def declared(options: type) -> dict[str, Declared]:
+def declared(options: type) -> dict[str, Option]:
     """The options of a ``TypedDict`` above, by name, in the order of the declarations."""
     hints, helps = typing.get_type_hints(options, include_extras=True), _docstrings()
-    return {name: Declared(name, hint, hint.__metadata__[-1], helps[name]) for name, hint in hints.items()}
+    return {
+        name: replace(hint.__metadata__[-1], name=name, type=hint, help=helps[name])
+        for name, hint in hints.items()
+    }
 
 
 @functools.cache
@@ -324,7 +323,7 @@ def _docstrings() -> dict[str, str]:
     }
 
 
-def options_of(function: Callable[..., Any]) -> dict[str, Declared]:
+def options_of(function: Callable[..., Any]) -> dict[str, Option]:
     """The options that a public function takes as ``**options``."""
     options = options_type(function)
     return {} if options is None else declared(options)
@@ -332,7 +331,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Declared]:
 
 def with_defaults(options: Mapping[str, Any], of: type) -> dict[str, Any]:
     """``options``, with the declared default of each that is missing."""
-    return {name: options.get(name, each.option.default) for name, each in declared(of).items()}
+    return {name: options.get(name, each.default) for name, each in declared(of).items()}
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
@@ -365,7 +364,7 @@ def public(*main: str) -> Callable[[Function], Function]:
         if main:
             known, (*parameters, rest) = options_of(function), signature.parameters.values()
             only = inspect.Parameter.KEYWORD_ONLY
-            own = [inspect.Parameter(n, only, default=known[n].option.default) for n in main]
+            own = [inspect.Parameter(n, only, default=known[n].default) for n in main]
             wrapped.__signature__ = signature.replace(parameters=[*parameters, *own, rest])  # type: ignore[attr-defined]
         return wrapped
 

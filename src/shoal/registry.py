@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,8 +36,6 @@ class Registry:
     kind: str
     own: Mapping[str, str]
     """Shoal's own by name, as ``"module"`` or ``"module:object"``."""
-    reserved: tuple[str, ...] = ()
-    """Names that mean something else."""
     needs: tuple[str, ...] = ()
     """Attributes that an entry point must have."""
 
@@ -74,21 +71,18 @@ class Registry:
     def package_of(self, name: str) -> str | None:
         """The installed package that adds ``name``, with its version; ``None`` for Shoal's own."""
         entry = self._added().get(spelled(name))
-        if entry is None:
-            return None
-        return f"{spelled(entry.dist.name)} {entry.dist.version}" if entry.dist else entry.value
+        return f"{spelled(entry.dist.name)} {entry.dist.version}" if entry and entry.dist else None
 
     def _added(self) -> dict[str, EntryPoint]:
         """Entry points by name; of those with the same name the first."""
-        every = {spelled(entry.name): entry for entry in reversed(_entry_points(self.kind, tuple(sys.path)))}
-        taken = {*self.own, *self.reserved}
-        return {n: entry for n, entry in every.items() if re.fullmatch("[a-z0-9-]+", n) and n not in taken}
+        found = _entry_points(f"shoal.{self.kind}s", tuple(sys.path))
+        return {name: entry for name, entry in found.items() if name not in self.own}
 
 
 @functools.lru_cache(maxsize=16)
-def _entry_points(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of all packages on ``path``, which is ``sys.path``."""
-    return tuple(entry_points(group=f"shoal.{kind}s"))
+def _entry_points(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Those of all packages on ``path``, which is ``sys.path``."""
+    return {spelled(entry.name): entry for entry in reversed(tuple(entry_points(group=group)))}
 
 
 def _in_module(module: str, *names: str) -> dict[str, str]:
@@ -96,12 +90,6 @@ def _in_module(module: str, *names: str) -> dict[str, str]:
     return {name: f"shoal.{module}:{name.replace('-', '_')}" for name in names}
 
 
-BASELINES = ("majority", "logistic-regression", "ridge-regression", "gradient-boosting")
-RECIPES = ("auto", "erm++", "lp-ft", "miro", "swad")
-WILDS = ("amazon", "camelyon17", "civilcomments", "fmow", "iwildcam", "poverty")
-DIGITS = ("coloured-digits", "coloured-mnist", "rotated-digits", "rotated-mnist")
-FOLDERS = ("domainnet", "office-home", "pacs", "terra-incognita", "vlcs")
-SMALL = ("linear", "mlp", "mnist-cnn", "pixel-linear", "small-cnn", "sprite-cnn", "tabular", "tfidf-linear")
 ALGORITHMS = Registry(
     "algorithm",
     {
@@ -109,20 +97,16 @@ ALGORITHMS = Registry(
         for module in pkgutil.iter_modules([str(FOLDER / "algorithms")])
         if module.name not in ("base", "penalty")
     },
-    reserved=("all", *BASELINES, *RECIPES),
 )
 DATASETS = Registry(
     "dataset",
-    {
-        **_in_module("datasets.wilds", *WILDS),
-        **_in_module("datasets.digits", *DIGITS),
-        **_in_module("datasets.folders", *FOLDERS),
-        **_in_module("datasets.cdsprites", "cdsprites"),
-        **_in_module("datasets.linear", "linear"),
-        **_in_module("datasets.own", "image-folder", "manifest"),
-        **{"heart": "shoal.datasets.heart", "table": "shoal.datasets.table"},
-    },
-    reserved=("python",),
+    _in_module("datasets.wilds", "amazon", "camelyon17", "civilcomments", "fmow", "iwildcam", "poverty")
+    | _in_module("datasets.digits", "coloured-digits", "coloured-mnist", "rotated-digits", "rotated-mnist")
+    | _in_module("datasets.folders", "domainnet", "office-home", "pacs", "terra-incognita", "vlcs")
+    | _in_module("datasets.own", "image-folder", "manifest")
+    | {name: f"shoal.datasets.{name}:{name}" for name in ("cdsprites", "linear")}
+    | {name: f"shoal.datasets.{name}" for name in ("heart", "table")},
     needs=("load", "SUMMARY", "PAPER"),
 )
+SMALL = ("linear", "mlp", "mnist-cnn", "pixel-linear", "small-cnn", "sprite-cnn", "tabular", "tfidf-linear")
 MODELS = Registry("model", _in_module("models.small", *SMALL), needs=("build",))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import annotated_types
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 
 from shoal.errors import InputError, check_names, did_you_mean, shown
 
@@ -30,6 +29,7 @@ Size = Literal["small", "large"]
 """Of the images: a search space may differ for large ones, which pretrained models are fine-tuned on."""
 Search = Mapping[str, Any]
 """Of what a random search samples (see :mod:`shoal.experiments.search`)."""
+PLAIN = (int, float, str, bool, Path, type(None), object, Any, Callable)
 
 
 def choice(*values: Any) -> Search:
@@ -61,12 +61,9 @@ class Range(annotated_types.GroupedMetadata):
     search: Search | None = field(default=None, hash=False)
     large: tuple[Any, Search] | None = field(default=None, hash=False)
     """The default and the search for large images, where they are not the same as for small ones."""
-    multiple: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         yield annotated_types.Interval(ge=self.least, le=self.most, gt=self.above, lt=self.below)
-        if self.multiple is not None:
-            yield annotated_types.MultipleOf(self.multiple)
 
     def __str__(self) -> str:
         ends = {"from": self.least, "above": self.above, "to": self.most, "below": self.below}
@@ -146,13 +143,10 @@ def _checkable(annotation: Any) -> Any:
         return typing.cast(Any, Mapping)[Any, _checkable(parts[1])]
     if origin in (Sequence, list, tuple):
         return typing.cast(Any, origin)[tuple(p if p is ... else _checkable(p) for p in parts)]
-    if Callable in (origin, annotation):
-        return Callable[..., Any]
-    if annotation in (int, float, str, bool, Path, type(None), object, Any) or origin is Literal:
+    if annotation in PLAIN or origin in (Callable, Literal):
         return annotation
     if isinstance(annotation, type) and origin is None and not getattr(annotation, "_is_protocol", False):
-        instance = valid_if(lambda v: isinstance(v, annotation), f"an instance of {annotation.__name__}")
-        return Annotated[Any, instance]
+        return typing.cast(Any, InstanceOf)[annotation]
     return Any  # a generic class or protocol, such as Dataset[Any], which others imitate
 
 
@@ -212,46 +206,32 @@ def settings(function: Callable[..., Any]) -> dict[str, Setting]:
 
     Those are the hyperparameters of an algorithm, with inherited ones.
     """
-    if not inspect.isclass(function):
+    if inspect.isclass(function):
+        classes = [each for each in reversed(function.__mro__) if not each.__module__.startswith("torch.")]
         return {
-            p.name: Setting(p.name, p.default, _annotation(p.annotation, function))
-            for p in inspect.signature(function).parameters.values()
-            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in ("self", "cls")
+            name: Setting(name, vars(cls)[name], annotation)
+            for cls in classes
+            for name, annotation in inspect.get_annotations(cls, eval_str=True).items()
+            if name in vars(cls) and typing.get_origin(annotation) is not typing.ClassVar
         }
-    found: dict[str, Setting] = {}
-    for cls in reversed([each for each in function.__mro__ if not each.__module__.startswith("torch.")]):
-        for name, text in vars(cls).get("__annotations__", {}).items():
-            if name in vars(cls) and "ClassVar" not in str(text):
-                found[name] = Setting(name, vars(cls)[name], _annotation(text, cls))
-    return found
+    hints = _hints(function)
+    return {
+        p.name: Setting(p.name, p.default, hints.get(p.name, Any))
+        for p in inspect.signature(function).parameters.values()
+        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in ("self", "cls")
+    }
 
 
-def _variadic(function: Callable[..., Any]) -> inspect.Parameter | None:
-    """The parameter ``**options``."""
-    parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
-    return next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
-
-
-def _annotation(annotation: Any, owner: Any) -> Any:
-    """An annotation of a function or a class, which may be text."""
-    if not isinstance(annotation, str):
-        return Any if annotation is inspect.Parameter.empty else annotation
-    module = sys.modules.get(getattr(owner, "func", owner).__module__)  # `func` of a functools.partial
-    try:
-        names = getattr(inspect.unwrap(owner), "__globals__", vars(module))
-        one: Any = types.SimpleNamespace(__annotations__={"it": annotation})
-        return typing.get_type_hints(one, names, include_extras=True)["it"]
-    except Exception:  # a name that is imported for type checkers only
-        return Any
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    whole = inspect.unwrap(getattr(function, "func", function))  # `func` of a functools.partial
+    return typing.get_type_hints(whole, include_extras=True)
 
 
 @functools.cache
 def options_type(function: Callable[..., Any]) -> type | None:
     """The ``TypedDict`` of a function that takes ``**options: Unpack[…]``; ``None`` for others."""
-    if (variadic := _variadic(function)) is None or "Unpack[" not in str(variadic.annotation):
-        return None
-    found: type = typing.get_args(_annotation(variadic.annotation, function))[0]
-    return found
+    found = _hints(function).get("options")
+    return typing.get_args(found)[0] if "Unpack[" in str(found) else None
 
 
 def check(
@@ -271,8 +251,8 @@ def search_space(function: Callable[..., Any], size: Size = "small") -> dict[str
 
 def checked(function: Function) -> Function:
     """Check the arguments of a function or a constructor, by name and by type, whenever it is called."""
-    parameters, variadic = inspect.signature(function).parameters, _variadic(function)
-    positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    signature = inspect.signature(function)
+    variadic = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
     @functools.cache
     def hints() -> dict[str, Any]:
@@ -282,14 +262,12 @@ def checked(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        of = type(args[0]).__name__ if "self" in parameters else ""
-
-        def good(name: str, value: Any) -> Any:
-            return coerce(hints()[name], value, name, of) if name in hints() else value
-
+        of, known = type(args[0]).__name__ if "self" in signature.parameters else "", hints()
         if variadic is None or options_type(function):
-            check_names(f"option of {of or function.__name__}:", kwargs, hints())
-        first = [*map(good, positional, args), *args[len(positional) :]]
-        return function(*first, **{name: good(name, value) for name, value in kwargs.items()})
+            check_names(f"option of {of or function.__name__}:", kwargs, known)
+        given = signature.bind(*args, **kwargs).arguments
+        given |= given.pop(variadic or "", {})
+        good = {n: coerce(known[n], v, n, of) if n in known else v for n, v in given.items()}
+        return function(**good)
 
     return wrapped  # type: ignore[return-value]

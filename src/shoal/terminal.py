@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 
 MARKS = re.compile(r"([\\`*_\[\]|~$@]|(?<=:)//)")
@@ -12,8 +11,6 @@ MARKS = re.compile(r"([\\`*_\[\]|~$@]|(?<=:)//)")
 
 def clean(text: str, keep: str = "") -> str:
     """``text`` with a question mark for each control character."""
-    if text.isprintable():
-        return text
     return "".join(c if c in keep or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else "?" for c in text)
 
 
@@ -21,10 +18,3 @@ def in_markdown(value: object) -> str:
     """Text from outside as text in Markdown, on one line, whatever marks are in it."""
     text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return MARKS.sub(r"\\\1", text)
-
-
-def escape_unprintable() -> None:
-    """What the encoding of standard output or error lacks is written as an escape, such as ``\\u0436``."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from pydantic import BaseModel, Field, model_validator
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from shoal.data.inputs import Reader, offline, reader
+from shoal.data.inputs import TOKENIZER, Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError, shown
 from shoal.experiments.record import read_record
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
     from shoal.api.score import Score
 
 Array = NDArray[Any]
-WEIGHTS, ABOUT, RECORD = "model.safetensors", "inputs.json", "record.json"
+WEIGHTS, ABOUT, RECORD, CARD = "model.safetensors", "inputs.json", "record.json", "card.md"
 MODELS = (WEIGHTS, *KINDS)
 """The files that a model can be in."""
-ENCODER, CARD = "encoder/config.json", "card.md"
+ENCODER = "encoder/config.json"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -83,13 +84,6 @@ class About(BaseModel, frozen=True):
     task: Literal["classification", "ordinal", "multilabel", "regression"] = "regression"
     calibration: Calibration | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_task(cls, content: Any) -> Any:
-        if isinstance(content, dict) and content.get("classes") and not content.get("task"):
-            return {**content, "task": "classification"}
-        return content
-
     @model_validator(mode="after")
     def _consistent(self) -> About:
         if len(self.class_names) not in (0, self.classes):
@@ -126,17 +120,15 @@ class Trained(nn.Module):
     Args:
         model: network.
         about: description of the model: task, classes, and preprocessing.
-        folder: folder that it was loaded from.
+        folder: folder with its files.
         record: content of ``record.json``, if there is one.
     """
 
     def __init__(
-        self, model: nn.Module, about: About, folder: Path | None = None, record: Mapping[str, Any] = NOTHING
+        self, model: nn.Module, about: About, folder: Path, record: Mapping[str, Any] = NOTHING
     ) -> None:
         super().__init__()
-        self.model = model
-        self.about, self.folder, self.record = about, folder, record
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self.model, self.about, self.folder, self.record = model, about, folder, record
         self.eval()
 
     @classmethod
@@ -149,7 +141,7 @@ class Trained(nn.Module):
         for name, content in files.items():
             write_atomically(folder / name, content)
         made = cls(model, About.read(folder / ABOUT), folder, record)
-        made._temporary = temporary
+        weakref.finalize(made, temporary.cleanup)
         return made
 
     @property
@@ -167,17 +159,8 @@ class Trained(nn.Module):
         """What logits are divided by to give calibrated probabilities; 1 without calibration."""
         return self.about.calibration.temperature if self.about.calibration else 1.0
 
-    @property
-    def device(self) -> torch.device:
-        return next((t.device for t in self.model.state_dict().values()), torch.device("cpu"))
-
     def forward(self, x: Any) -> Any:
         return call(self.model, x)
-
-    def train(self, mode: bool = True) -> Trained:
-        """Stay in eval mode; to train further, use ``.model``."""
-        super().train(False)
-        return self
 
     def predict(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
@@ -228,49 +211,45 @@ class Trained(nn.Module):
 
     def save(self, folder: str | Path) -> Path:
         """Save the model with its preprocessing, model card and record to a new folder, for :func:`load`."""
-        files = self.files()
-        if self.folder and (card := self.folder / CARD).is_file() and not card.is_symlink():
-            files[CARD] = card.read_bytes()
-        return write_model(Path(folder).expanduser(), files, self.record)
+        return write_model(Path(folder).expanduser(), self.files(), self.record)
 
     def files(self) -> dict[str, bytes]:
-        """The files that :func:`load` needs, by name: the weights, ``inputs.json``, a tokenizer …"""
-        inputs, files = self.reader().portable()
-        if self.folder and (encoder := self.folder / ENCODER).is_file() and not encoder.is_symlink():
-            files[ENCODER] = encoder.read_bytes()
+        """The files that :func:`load` needs, by name, and the model card. Links in the folder, which may be a
+        stranger's, are left out."""
+        files = dict[str, bytes]()
+        for place in (self.folder / CARD, self.folder / TOKENIZER, self.folder / Path(ENCODER).parent):
+            for path in () if place.is_symlink() else (place, *place.rglob("*")):
+                if path.is_file() and not path.is_symlink():
+                    files[path.relative_to(self.folder).as_posix()] = path.read_bytes()
         if isinstance(self.model, Baseline):
             files[self.model.file] = self.model.content
         else:
-            weights = self.model.state_dict().items()
-            files[WEIGHTS] = save(
-                {name: value.detach().cpu().clone().contiguous() for name, value in weights}
-            )
-        about = self.about.model_copy(update={"inputs": dict(inputs)})
-        return {**files, ABOUT: about.model_dump_json(indent=1).encode()}
+            weights = self.model.state_dict()
+            files[WEIGHTS] = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
+        return {**files, ABOUT: self.about.model_dump_json(indent=1).encode()}
 
-    def reader(self, source: Any = None, **options: Any) -> Reader:
+    def reader(self, source: Any = None, column: str | None = None) -> Reader:
         """Return the reader that preprocesses raw input; tensors and arrays are not changed."""
-        prepared = isinstance(source, Tensor | np.ndarray)
-        return reader({} if prepared else self.inputs, self.about.input_shape, folder=self.folder, **options)
+        inputs = {} if isinstance(source, Tensor | np.ndarray) else self.inputs
+        return reader(inputs, self.about.input_shape, folder=self.folder, column=column)
 
     def run(self, source: Any, batch_size: int = 256, workers: int = 0, column: str | None = None) -> Outputs:
         """Compute the outputs for raw input."""
-        made = self.reader(source, column=column)
-        names, parts = list[str](), list[Array]()
+        self.eval()
+        used, names, parts = self.reader(source, column), list[str](), list[Array]()
+        device = next((t.device for t in self.model.state_dict().values()), torch.device("cpu"))
         with input_errors("the model cannot take this input"), torch.inference_mode():
-            for batch in made.batches(source, batch_size, workers):
-                output: Array = call(self.model, to_device(batch.x, self.device)).float().cpu().numpy()
-                if len(output) != len(batch.names):
-                    raise InputError(
-                        f"the model gives {len(output)} outputs for {len(batch.names)} examples."
-                    )
-                if self.about.classes is None:  # in the units of the label, float32 could round
-                    output = made.in_units(output.astype(np.float64))
+            for batch in used.batches(source, batch_size, workers):
                 names += batch.names
-                parts.append(output)
-        if not parts:
+                parts.append(self(to_device(batch.x, device)).float().cpu().numpy())
+            values = np.concatenate(parts) if parts else np.empty(0)
+        if not names:
             raise InputError("the input is empty.")
-        return Outputs(names, np.concatenate(parts), made)
+        if len(values) != len(names):
+            raise InputError(f"the model gives {len(values)} outputs for {len(names)} examples.")
+        if self.about.classes is None:  # in the units of the label, float32 could round
+            values = used.in_units(values.astype(np.float64))
+        return Outputs(names, values, used)
 
     def labels(self, outputs: Array) -> Array:
         """Convert outputs of the network to predictions."""
@@ -288,11 +267,9 @@ class Trained(nn.Module):
         return found.numpy()
 
     def __repr__(self) -> str:
-        what = self.about.task if self.about.classes is None else f"{self.about.classes} classes"
         name = self.about.model.get("name") or type(self.model).__name__
-        takes = f"{self.inputs.get('kind', 'array')} input {self.about.input_shape}"
-        place = f", from {str(self.folder)!r}" if self.folder and not self._temporary else ""
-        return f"Trained({name}, {takes}, {what}{place})"
+        what = f"{self.about.classes} classes" if self.about.classes else self.about.task
+        return f"Trained({name}, {self.inputs.get('kind', 'array')} input {self.about.input_shape}, {what})"
 
 
 @checked
@@ -319,14 +296,13 @@ def load(
     record = read_record(place / RECORD).to_dict() if (place / RECORD).exists() else {}
     if path.name in MODELS:
         check_files(place, record.get("files", {}))
-    if path.name in KINDS:
-        with input_errors(f"{str(path)!r} is damaged, or {ABOUT} does not describe it"):
+    with input_errors(f"{str(path)!r} is damaged, or does not fit the model"):
+        if path.name in KINDS:
             (width,), known = about.input_shape, about.model["known"]
             network: nn.Module = KINDS[path.name](path.read_bytes(), width, about.classes, known)
-    else:
-        weights = load_weights(path)
-        network = _build(place, about) if model is None else model
-        with input_errors(f"the weights in {str(path)!r} do not fit the model"):
+        else:
+            weights = load_weights(path)
+            network = _build(place, about) if model is None else model
             network.load_state_dict(weights)
     return Trained(network, about, place, record).to(pick_device(device))
 
@@ -345,8 +321,6 @@ def write_model(folder: Path, files: Mapping[str, bytes], record: Mapping[str, A
 
     The folder gets its name when all is in it.
     """
-    if any((folder / name).exists() for name in (*MODELS, "config.yaml")):
-        raise InputError(f"{str(folder)!r} contains a run; choose another folder.", "folder")
     content = dict(files)
     if record:
         checksums = {name: hashlib.sha256(each).hexdigest() for name, each in files.items() if name != CARD}
@@ -354,11 +328,10 @@ def write_model(folder: Path, files: Mapping[str, bytes], record: Mapping[str, A
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".model-") as temporary:
-            place = Path(temporary) / folder.name
-            place.mkdir()
+            place = Path(temporary) / "model"
             for name, each in content.items():
                 write_atomically(place / name, each)
-            os.rename(place, folder)
+            os.rename(place, folder)  # which refuses a folder that is not empty
     except OSError as error:
         raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.", "out") from error
     return folder
@@ -388,17 +361,17 @@ def find_model(path: Path) -> Path:
 
 def _build(folder: Path, about: About) -> nn.Module:
     """The network that ``inputs.json`` describes, with random weights: none are downloaded."""
-    if "name" not in about.model:
+    name = str(about.model.get("name", ""))
+    if not name:
         own = about.model.get("class", f"there is no {ABOUT}")
         instead = "use shoal.load(FOLDER, model=MODULE)"
         raise InputError(f"the model in {str(folder)!r} is your own network ({own}); {instead}.")
-    with offline(), input_errors(f"the model cannot be built according to {str(folder / ABOUT)!r}"):
-        name = about.model["name"]
+    with offline():
         if (folder / ENCODER).is_file():
             prefix = name[: name.find(":") + 1] if name.startswith("clip:") else ""
             name = f"{prefix}{(folder / ENCODER).parent.resolve()}"
         elif language.known(name):  # a path, or a name on the Hub
-            raise ValueError(f"its encoder {shown(name)} is not in the folder")
+            raise InputError(f"the encoder {shown(name)} is not in {str(folder)!r}.")
         options = {k: v for k, v in (about.model.get("options") or {}).items() if k != "pretrained"}
         if "pretrained" in options_of(name):
             options["pretrained"] = False

@@ -87,8 +87,8 @@ def test_parts_of_a_domain_are_joined(tmp_path: Path) -> None:
         for n in layout("vlcs").domains:
             (tmp_path / n / part / "cat").mkdir(parents=True)
             Image.new("RGB", (16, 16)).save(tmp_path / n / part / "cat" / "x.png")
-    files = layout("vlcs").read(tmp_path)
-    assert len(files) == 4 * 13  # train and test, not full
+    data = datasets.load("vlcs", folder=str(tmp_path), held_out=[], size=16)
+    assert len(data.examples) == 4 * 13  # train and test, not full
 
 
 def test_what_is_missing_is_named_and_where_to_get_it(
@@ -100,11 +100,11 @@ def test_what_is_missing_is_named_and_where_to_get_it(
     with pytest.raises(InputError, match=r"PACS is not in .*shoal data get pacs.*sketchx"):
         datasets.load("pacs", folder=str(tmp_path))
     (tmp_path / "sketch").mkdir()
-    with pytest.raises(InputError, match="has no folder for art_painting, cartoon, photo"):
+    with pytest.raises(InputError, match="there is no folder art_painting, cartoon, photo"):
         datasets.load("pacs", folder=str(tmp_path))
     with pytest.raises(InputError, match=r"unknown domain 'fhoto'.*photo"):
         datasets.load("pacs", folder=str(tmp_path), held_out="fhoto")
-    assert datasets.registry.module("pacs").DOWNLOAD.find(tmp_path) is None
+    assert datasets.registry.module("pacs").DOWNLOAD.there(tmp_path) is None
 
 
 def test_the_check_compares_with_published_counts(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_terra_incognita_is_sorted_by_its_labels(tmp_path: Path) -> None:
         "annotations": [{"image_id": n, "category_id": c} for n, _, classes in rows for c in classes],
     }
     (tmp_path / "labels.json").write_text(json.dumps(content))
-    assert "2 images" in sort_by_camera(tmp_path)
+    assert "2 of 3 images" in sort_by_camera(tmp_path)
     found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     assert found == ["location_38/cat/b.jpg", "location_38/dog/b.jpg", "location_46/dog/a.jpg"]
     with pytest.raises(InputError, match="no labels"):

@@ -15,6 +15,7 @@ from shoal.data.batch import DomainData
 from shoal.datasets import heart, load
 from shoal.errors import InputError
 
+FILES = [source.file for source in heart.SOURCES]
 ILL = {"cleveland": (139, 303), "hungarian": (106, 294), "switzerland": (115, 123), "va": (149, 200)}
 
 
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     root = os.environ.get("SHOAL_DATA")
     if not root or not Path(root, "heart_disease").is_dir():
         pytest.skip("SHOAL_DATA is unset or has no heart_disease")
-    for name in heart.SHA256:
+    for name in FILES:
         shutil.copy(Path(root, "heart_disease", name), tmp_path)
     return tmp_path
 
@@ -56,7 +57,7 @@ def test_hospitals_have_the_published_patients(hospital: str, folder: Path) -> N
 def test_what_the_table_says(folder: Path) -> None:
     """Of the files as they are; an impossible zero is missing."""
     table = heart.read(str(folder))
-    text = [line.split(",") for name in heart.SHA256 for line in (folder / name).read_text().splitlines()]
+    text = [line.split(",") for name in FILES for line in (folder / name).read_text().splitlines()]
     wanted = pd.DataFrame(text, columns=[*heart.KINDS, "num"]).replace("?", "nan").astype(float)
     for name in heart.KINDS:
         zero = (wanted[name] == 0) & (name in ("chol", "trestbps"))
@@ -75,7 +76,7 @@ def test_what_the_table_says(folder: Path) -> None:
 )
 def test_damaged_and_missing_files_are_named(spoilt: Any, message: str, tmp_path: Path) -> None:
     patient = "63,1,1,145,233,1,2,150,0,2.3,3,0,6,0\n"
-    for name in heart.SHA256:
+    for name in FILES:
         (tmp_path / name).write_text(patient * 7)
     path = tmp_path / "processed.va.data"
     path.unlink() if spoilt is None else path.write_text(patient + spoilt)

@@ -188,7 +188,7 @@ def _check_images(
     options = sets.check_options(IMAGE_FOLDER, options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="there is no image of class")  # it is in the report
-        place, domains = (folder, None) if layout is None else layout.find(folder)
+        place, domains = (folder, None) if layout is None else layout.find(folder, lacking=True)
         files = read_folders(place, domains)
     paths = list(files["path"])
     found = inspect_files(paths, workers, lambda n: show(f"{n:,} of {len(files):,} images decoded"))
@@ -341,7 +341,7 @@ def _download(name: str) -> Download:
 def _plan(name: str, download: Download, to: Path) -> DataReport:
     from shoal.data.download import amount
 
-    there = download.find(to)
+    there = download.there(to)
     folder = str(there or to / download.home)
     state = "exists: nothing would be downloaded" if there else "would be downloaded"
     lines = [f"{name}, in {folder}, {state}"]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Format = Literal["onnx", "torch-export", "safetensors"]
 EXTENSIONS: Mapping[str, Format] = {".onnx": "onnx", ".pt2": "torch-export", ".safetensors": "safetensors"}
 TOLERANCE = 1e-4
-SIZES, TRACED = (1, 5), 3
-"""Batch sizes that are compared, and the one that graphs are traced with."""
+SIZES = (1, 50)
+"""Batch sizes that are compared."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +81,23 @@ def export(model: Any, out: str | Path | None = None, *, format: Format | None =
     """
     from shoal.data.inputs import TOKENIZER
     from shoal.models.baseline import Baseline
-    from shoal.models.lora import merged
     from shoal.trained import as_trained
 
     trained = as_trained(model, "cpu")
     if out is None:
         extension = next(e for e, name in EXTENSIONS.items() if name == (format or "onnx"))
-        out = f"{trained.folder.resolve().name if trained.folder else 'model'}{extension}"
+        out = f"{trained.folder.resolve().name}{extension}"
     path, about = output_file(out), output_file(f"{out}.json")
     by_name = EXTENSIONS.get(path.suffix.lower())
     chosen = format or by_name or "onnx"
     if by_name not in (None, chosen):
         raise InputError(f"{chosen} contradicts the extension of {path.name!r}; specify only one.", "format")
-    network = merged(trained.model)
-    if isinstance(network, Baseline) and chosen != "onnx":
+    if isinstance(trained.model, Baseline) and chosen != "onnx":
         raise InputError(f"a {trained.about.model['name']} model can only be exported as onnx.", "format")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / path.name
         with _quiet(chosen):
-            difference, columns = _write(trained, network, made, chosen)
+            difference, columns = _write(trained, made, chosen)
         if not difference <= TOLERANCE:
             raise InputError(
                 f"the outputs of the exported model differ from the model's by up to {difference:.3g} "
@@ -108,15 +106,13 @@ def export(model: Any, out: str | Path | None = None, *, format: Format | None =
         write_output(path, made.read_bytes())
     content = trained.about.model_dump(mode="json")
     content["export"] = {"format": chosen, "file": path.name, "columns": columns}
-    if network is not trained.model:
-        options = content["model"].get("options", {})
-        content["model"]["options"] = {k: v for k, v in options.items() if not k.startswith("lora")}
+    options = content["model"].get("options", {})  # adapters are merged into the weights
+    content["model"]["options"] = {k: v for k, v in options.items() if not k.startswith("lora")}
     if trained.inputs.get("tokenizer") == TOKENIZER:
-        # Written anew and not copied: in a stranger's folder there may be links to files of one's own.
-        tokenizer = path.with_name(f"{path.name}.{TOKENIZER}")
-        for name, text in trained.reader().portable()[1].items():
-            write_output(tokenizer / Path(name).name, text)
-        content["inputs"]["tokenizer"] = tokenizer.name
+        content["inputs"]["tokenizer"] = f"{path.name}.{TOKENIZER}"
+        for name, file in trained.files().items():
+            if name.startswith(f"{TOKENIZER}/"):
+                write_output(path.parent / f"{path.name}.{name}", file)
     write_output(about, json.dumps(content, indent=1).encode())
     kind = str(trained.inputs.get("kind", "array"))
     return Exported(path, about, chosen, difference, tuple(columns), kind)
@@ -140,19 +136,28 @@ def _quiet(format: str) -> Iterator[None]:
         logging.disable(level)
 
 
-def _write(trained: Trained, network: Any, path: Path, format: Format) -> tuple[float, list[dict[str, Any]]]:
+def _write(trained: Trained, path: Path, format: Format) -> tuple[float, list[dict[str, Any]]]:
     """Write a file; returns how far its outputs are from the model's, and the columns that it takes."""
+    import numpy as np
     import torch
 
     from shoal.api import onnx
+    from shoal.models.baseline import Baseline
+    from shoal.models.lora import merged
 
+    model, columns = trained.model, list[dict[str, Any]]()
+    network = onnx.OfBaseline(model) if isinstance(model, Baseline) else merged(model)
     if format == "onnx" and onnx.takes_columns(trained):
         columns = onnx.write_table(trained, network, path)
-        return max(onnx.raw_difference(trained, columns, path, rows) for rows in (1, 100)), columns
-    x, *others = (_sample(trained, size, seed) for seed, size in enumerate((TRACED, *SIZES)))
-    run = onnx.write(network, x, path) if format == "onnx" else _write_torch(network, x, path, format)
-    with torch.no_grad():
-        return max(onnx.difference(trained, trained(each).numpy(), run(each)) for each in others), []
+        pairs = [onnx.raw_outputs(trained, columns, path, rows) for rows in SIZES]
+    else:
+        x, *others = (_sample(trained, size, seed) for seed, size in enumerate((onnx.TRACED, *SIZES)))
+        run = onnx.write(network, x, path) if format == "onnx" else _write_torch(network, x, path, format)
+        with torch.no_grad():
+            pairs = [(trained(each).numpy(), run(each)) for each in others]
+    if isinstance(model, Baseline) and model.classes:  # logits are logarithms, which may be of almost nothing
+        pairs = [(np.exp(wanted), np.exp(found)) for wanted, found in pairs]
+    return max(float(np.abs(found - wanted).max()) for wanted, found in pairs), columns
 
 
 def _sample(trained: Trained, size: int, seed: int) -> Any:

@@ -1,8 +1,7 @@
 """ONNX files of trained models.
 
 The file of a table model takes raw columns: its preprocessing is a module before the network, and nodes
-before that turn categories into numbers. skl2onnx and onnxmltools convert baselines; their graph is merged
-with those of the modules before and after it.
+before that turn categories into numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from shoal.models.baseline import LEAST, Baseline, BoostedBaseline
 from shoal.trained import Trained
 
 Array = NDArray[Any]
-Run = Callable[[Any], Array]
-"""Outputs for inputs that are preprocessed."""
 TRACED = 3
 """The batch size that graphs are traced with."""
 PARTS = "days since 1970-01-01 with the hours as a fraction, month, weekday (Monday is 0) and hour"
@@ -37,15 +34,6 @@ MEANING = {
     "date": f"{PARTS}; missing: NaN",
     "categorical": "the text, of a whole number its digits; missing: empty, NA, - …",
 }
-
-
-def difference(trained: Trained, wanted: Array, found: Array) -> float:
-    """The largest; of probabilities where logits are logarithms of them, which may be of almost nothing."""
-    if found.shape != wanted.shape:
-        raise InputError(f"the exported model gives {found.shape}, not {wanted.shape}.")
-    if isinstance(trained.model, Baseline) and trained.about.classes:
-        found, wanted = np.exp(found), np.exp(wanted)
-    return float(np.abs(found - wanted).max())
 
 
 def traced(network: nn.Module, x: Any) -> tuple[nn.Module, tuple[Any, ...], Any]:
@@ -59,13 +47,10 @@ def traced(network: nn.Module, x: Any) -> tuple[nn.Module, tuple[Any, ...], Any]
     return network.eval(), (x,), (shapes,)
 
 
-def write(network: nn.Module, x: Any, path: Path) -> Run:
+def write(network: nn.Module, x: Any, path: Path) -> Callable[[Any], Array]:
     """Write a network that takes preprocessed inputs such as ``x``; returns what runs the file."""
-    if isinstance(network, Baseline):
-        graph = _baseline_graph(network, nn.Identity(), ["output"])
-    else:
-        graph = _exported(network, x, list(x) if isinstance(x, Mapping) else ["x"], ["output"])
-    path.write_bytes(graph.SerializeToString())
+    names = list(x) if isinstance(x, Mapping) else ["x"]
+    path.write_bytes(_exported(network, x, names, ["output"]).SerializeToString())
     session = _session(path)
 
     def run(x: Any) -> Array:
@@ -102,57 +87,65 @@ def _exported(network: nn.Module, x: Any, inputs: Sequence[str], outputs: Sequen
 # Baselines
 
 
-class _AllClasses(nn.Module):
-    """Log-probabilities of all classes from the probabilities of those that a baseline knows."""
+class OfBaseline(nn.Module):
+    """A baseline, which is computed outside of torch, as a module that can be traced.
 
-    place: Tensor
+    It gives log-probabilities of all classes, of which the baseline knows some, or numbers. The trees of
+    LightGBM are one node of the graph, as onnxmltools makes it.
+    """
+
+    known: Tensor
+    """A row of the identity matrix for each class that it knows."""
+    weight: Tensor
+    bias: Tensor
 
     def __init__(self, baseline: Baseline) -> None:
         super().__init__()
-        self.regression = baseline.classes is None
-        self.register_buffer("place", torch.eye(baseline.classes or 1)[baseline.known])
+        self.regression, self.trees = baseline.classes is None, dict[str, Any]()
+        self.register_buffer("known", torch.eye(baseline.classes or 1)[baseline.known])
+        if isinstance(baseline, BoostedBaseline):
+            self.trees = _trees(baseline)
+        else:
+            self.register_buffer("weight", torch.tensor(np.atleast_2d(baseline.model.coef_)))
+            self.register_buffer("bias", torch.tensor(np.atleast_1d(baseline.model.intercept_)))
 
-    def forward(self, values: Tensor) -> Tensor:
-        return values.squeeze(1) if self.regression else (values @ self.place).clamp_min(LEAST).log()
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.of_trees(x) if self.trees else self.linear(x)
+        return values.squeeze(1) if self.regression else (values @ self.known).clamp_min(LEAST).log()
+
+    def linear(self, x: Tensor) -> Tensor:
+        output = x.double() @ self.weight.T + self.bias
+        if self.regression:
+            return output.float()
+        if len(self.known) == 2:  # there is one row of coefficients
+            output = torch.cat([torch.zeros_like(output), output], 1)
+        return output.softmax(1).float()
+
+    def of_trees(self, x: Tensor) -> Tensor:
+        ops, rows, name = torch.onnx.ops, x.shape[0], "ai.onnx.ml::TreeEnsemble"
+        if self.regression:
+            how: dict[str, Any] = {"dtype": torch.float32, "shape": [rows, 1], "version": 2}
+            return ops.symbolic(f"{name}Regressor", [x], self.trees, **how)
+        shapes, types = [[rows], [rows, len(self.known)]], [torch.int64, torch.float32]
+        how = {"dtypes": types, "shapes": shapes, "version": 2}
+        return ops.symbolic_multi_out(f"{name}Classifier", [x], self.trees, **how)[1]
 
 
-def _baseline_graph(baseline: Baseline, results: nn.Module, outputs: Sequence[str]) -> Any:
-    """The ONNX model from features (``x``) to what ``results`` makes of the logits of a baseline."""
-    from onnx import compose
+def _trees(baseline: BoostedBaseline) -> dict[str, Any]:
+    """The attributes of the node that has all trees of LightGBM."""
+    _need("onnx", "onnxmltools")
+    from onnx import helper
+    from onnxmltools.convert import convert_lightgbm
+    from onnxmltools.convert.common.data_types import FloatTensorType
 
-    module = nn.Sequential(_AllClasses(baseline), results)
-    last = _exported(module, torch.zeros(TRACED, max(1, len(baseline.known))), ["values"], outputs)
-    model = _converted(baseline, last)
-    return compose.merge_models(model, last, [(model.graph.output[0].name, "values")])
-
-
-def _converted(baseline: Baseline, like: Any) -> Any:
-    """A baseline as an ONNX model from features to its values, in the versions of another model."""
-    from onnx import compose, helper, utils
-
-    _need("skl2onnx", "onnxmltools")
-    if isinstance(baseline, BoostedBaseline):
-        from onnxmltools.convert import convert_lightgbm as convert
-        from onnxmltools.convert.common.data_types import FloatTensorType
-
-        options: dict[str, Any] = {"zipmap": False}
-    else:
-        from skl2onnx import convert_sklearn as convert
-        from skl2onnx.common.data_types import FloatTensorType
-
-        options = {"options": {"zipmap": False}} if baseline.known else {}
-    model = convert(baseline.model, initial_types=[("x", FloatTensorType([None, baseline.width]))], **options)
-    name = model.graph.output[-1].name  # the first of a classifier is the label
-    model = utils.Extractor(model).extract_model(["x"], [name])
-    model = compose.add_prefix(model, "model/")  # converters use names of the file's outputs
-    model.graph.input[0].name = "x"
-    for node in model.graph.node:
-        node.input[:] = ["x" if each == "model/x" else each for each in node.input]
-    versions = {each.domain: each.version for each in like.opset_import} | {"ai.onnx.ml": 2}
-    del model.opset_import[:]
-    model.opset_import.extend(helper.make_opsetid(*each) for each in versions.items())
-    model.ir_version = like.ir_version
-    return model
+    if not hasattr(torch.onnx, "ops"):
+        raise InputError("exporting gradient boosting requires torch 2.8 or later.")
+    inputs = [("x", FloatTensorType([None, baseline.width]))]
+    graph = convert_lightgbm(baseline.model, initial_types=inputs, zipmap=False).graph
+    (node,) = (node for node in graph.node if node.domain == "ai.onnx.ml")
+    found = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    modes = [mode.decode() for mode in found["nodes_modes"]]
+    return found | {"nodes_modes": modes, "post_transform": found["post_transform"].decode()}
 
 
 # Raw columns of a table
@@ -210,27 +203,30 @@ def write_table(trained: Trained, network: nn.Module, path: Path) -> list[dict[s
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    steps, classes = _steps(trained), trained.about.classes
+    steps, classes, names = _steps(trained), trained.about.classes, trained.about.class_names
     outputs = ["prediction"] if classes is None else ["probabilities", "logits", "class"]
+    kinds = [torch.int64 if step.kind == "categorical" else torch.float64 for step in steps]
+    x = [torch.zeros(TRACED, _width(step), dtype=kind) for step, kind in zip(steps, kinds, strict=True)]
+    module = nn.Sequential(_Features(steps), network, _Results(trained))
+    made = _exported(module, x, [f"column {n}" for n in range(len(steps))], outputs)
     # All names of the graph get a prefix, so that columns can have any; nodes around it translate.
-    graph = onnx.compose.add_prefix(_table_graph(trained, network, outputs), "shoal/")
-    nodes, inputs, columns, shape = [], [], list[dict[str, Any]](), list[Any]()
+    graph = onnx.compose.add_prefix(made, "shoal/")
+    nodes, inputs, columns = [], [], list[dict[str, Any]]()
     for step, into in zip(steps, graph.graph.input, strict=True):
-        name, shape = step.name, ["n", _width(step)]
+        name, shape = step.name, list[Any](["n", _width(step)])
         if name in ("", "label", *outputs) or name.startswith(("shoal/", "column ")):
             name = f"column {name}"
         type = "string" if step.kind == "categorical" else "double"
         nodes.append(_entry(name, into.name, step))
         inputs.append(helper.make_tensor_value_info(name, getattr(TensorProto, type.upper()), shape))
-        columns.append({"name": step.name, "kind": step.kind, "input": name, "shape": shape})
-        columns[-1] |= {"type": type, "value": MEANING[step.kind]}
+        about = {"name": step.name, "kind": step.kind, "input": name, "shape": shape, "type": type}
+        columns.append(about | {"value": MEANING[step.kind]})
     nodes += graph.graph.node
     nodes += [helper.make_node("Identity", [f"shoal/{name}"], [name]) for name in outputs[:2]]
     size: list[Any] = ["n"] if classes is None else ["n", classes]
     number = TensorProto.DOUBLE if classes is None else TensorProto.FLOAT
     results = [helper.make_tensor_value_info(name, number, size) for name in outputs[:2]]
     constants = list(graph.graph.initializer)
-    names = trained.about.class_names
     if classes is not None:
         labels = np.array(names or range(classes), object if names else np.int64)
         constants.append(numpy_helper.from_array(labels, "shoal/class names"))
@@ -245,8 +241,8 @@ def write_table(trained: Trained, network: nn.Module, path: Path) -> list[dict[s
         ir_version=graph.ir_version,
     )
     label = (trained.inputs.get("label") or {}).get("name", "")
-    about = {"columns": columns, "class_names": names, "label": label}
-    helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()})
+    metadata = {"columns": columns, "class_names": names, "label": label}
+    helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()})
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
     return columns
@@ -262,22 +258,6 @@ def _width(step: Any) -> int:
     return 1 if step.kind == "categorical" else len(step.parts)
 
 
-def _table_graph(trained: Trained, network: nn.Module, outputs: Sequence[str]) -> Any:
-    """The ONNX model from columns, with the numbers of categories, to ``outputs``."""
-    from onnx import compose
-
-    steps = _steps(trained)
-    kinds = [torch.int64 if step.kind == "categorical" else torch.float64 for step in steps]
-    x = [torch.zeros(TRACED, _width(step), dtype=kind) for step, kind in zip(steps, kinds, strict=True)]
-    names = [f"column {n}" for n in range(len(steps))]
-    features, results = _Features(steps), _Results(trained)
-    if not isinstance(network, Baseline):
-        return _exported(nn.Sequential(features, network, results), x, names, outputs)
-    first = _exported(features, x, names, ["features"])
-    last = _baseline_graph(network, results, outputs)
-    return compose.merge_models(first, last, [("features", "x")], prefix1="columns/")
-
-
 def _entry(name: str, to: str, step: Any) -> Any:
     """The node from a column to the network: the text of a category becomes its number, −1 if unknown."""
     from onnx import helper
@@ -291,8 +271,10 @@ def _entry(name: str, to: str, step: Any) -> Any:
     return helper.make_node("LabelEncoder", [name], [to], domain="ai.onnx.ml", default_int64=other, **keys)
 
 
-def raw_difference(trained: Trained, columns: Sequence[Mapping[str, Any]], path: Path, rows: int) -> float:
-    """Between what the file and the model make of random raw rows; of numbers, in units of their scale."""
+def raw_outputs(
+    trained: Trained, columns: Sequence[Mapping[str, Any]], path: Path, rows: int
+) -> tuple[Array, Array]:
+    """What the model and the file make of random raw rows; numbers in units of their scale."""
     steps, random = _steps(trained), np.random.default_rng(rows)
     raw = {step.name: _random_cells(step, random, rows) for step in steps}
     table, inputs = as_table(raw), dict[str, Any]()
@@ -303,19 +285,19 @@ def raw_difference(trained: Trained, columns: Sequence[Mapping[str, Any]], path:
         inputs[column["input"]] = cells
     regression = trained.about.classes is None
     found = _session(path).run(["prediction" if regression else "logits"], inputs)[0]
-    scale = (trained.inputs.get("label") or {}).get("scale", 1.0) if regression else 1.0
-    return difference(trained, trained.run(raw, rows).values, found) / float(scale)
+    scale = float((trained.inputs.get("label") or {}).get("scale", 1.0)) if regression else 1.0
+    return trained.run(raw, rows).values / scale, found / scale
 
 
 def _random_cells(step: Any, random: np.random.Generator, rows: int) -> Array:
     """Cells of a column as a table may have them: usual ones, far ones, missing ones, unknown ones."""
-    missing = random.random(rows) < 0.2
-    if step.kind == "numeric":
-        (part,) = step.parts
-        return np.where(missing, np.nan, part.mean + (part.scale or 1.0) * random.standard_cauchy(rows))
+    if step.kind == "categorical":
+        return random.choice(np.array([*step.values, "never seen before", ""], object), rows)
     if step.kind == "boolean":
-        return np.where(missing, np.nan, random.integers(0, 2, rows))
+        return random.choice([0, 1, np.nan], rows)
+    missing = random.random(rows) < 0.2
     if step.kind == "date":
         seconds = random.integers(-(10**10), 10**10, rows).astype("datetime64[s]")
         return np.where(missing, "", seconds.astype(str)).astype(object)
-    return random.choice(np.array([*step.values, "never seen before", ""], object), rows)
+    (part,) = step.parts
+    return np.where(missing, np.nan, part.mean + (part.scale or 1.0) * random.standard_cauchy(rows))

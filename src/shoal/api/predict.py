@@ -59,26 +59,21 @@ class Predictions(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, with the rows unless they were written to a file."""
-        content = {"predictions": len(self.names), "classes": self._counts(), "notes": list(self.notes)}
-        if self.out is not None:
-            return {**content, "out": str(self.out)}
-        return {**content, "rows": self.to_frame().to_dict("records")}
+        rows = {"rows": self.to_frame().to_dict("records")} if self.out is None else {"out": str(self.out)}
+        return {"predictions": len(self.names), "notes": list(self.notes), **rows}
 
     def to_csv(self) -> str:
         """Return the rows as CSV."""
         return self.to_frame().to_csv(index=False, lineterminator="\n")
 
-    def _counts(self) -> dict[str, int]:
-        """How often each class is predicted; empty where predictions are numbers, or several."""
-        classes = self.labels.ndim == 1 and self.labels.dtype.kind in "iU"
-        return dict(Counter(map(str, self.labels.tolist())).most_common()) if classes else {}
-
     def __str__(self) -> str:
         if self.out is None:
             return self.to_csv().rstrip("\n")
-        counts = ", ".join(f"{name} {count:,}" for name, count in list(self._counts().items())[:SHOWN])
-        summary = f"{len(self.names):,} predictions{f' ({counts})' if counts else ''}. Saved in {self.out}."
-        return "\n".join([summary, *self.notes])
+        counts = ""
+        if self.labels.ndim == 1 and self.labels.dtype.kind in "iU":
+            common = Counter(self.labels.tolist()).most_common(SHOWN)
+            counts = f" ({', '.join(f'{name} {count:,}' for name, count in common)})"
+        return "\n".join([f"{len(self.names):,} predictions{counts}. Saved in {self.out}.", *self.notes])
 
     def _repr_html_(self) -> str:
         return str(self.to_frame().to_html(max_rows=SHOWN, index=False))

@@ -22,7 +22,6 @@ import shoal
 from shoal.api.result import Result
 from shoal.cli.flags import command
 from shoal.errors import InputError, check_names
-from shoal.terminal import escape_unprintable
 
 START, DATA, RESEARCH = (
     Group(title, sort_key=n) for n, title in enumerate(("Start here", "Your data", "Research"))
@@ -108,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return show(function(*bound.args, **{**rare, **bound.kwargs}), json)
 
     words = list(sys.argv[1:] if arguments is None else arguments)
-    escape_unprintable()
+    for stream in (sys.stdout, sys.stderr):  # what their encoding lacks is written as an escape
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:

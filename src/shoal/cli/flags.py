@@ -52,9 +52,9 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
         if each.kind is each.VAR_KEYWORD:
             for option in options_of(function).values():
                 kinds[option.name] = option.type
-                if name in option.option.commands.split():
+                if name in option.commands.split():
                     group = FIRST if option.name in first else _group_of(option.name)
-                    default = False if option.option.default is False else None
+                    default = False if option.default is False else None
                     parameters.append(_flag(option.name, option.type, group, option.describe(), default))
         elif each.name != "progress":
             kinds[each.name] = hints[each.name]

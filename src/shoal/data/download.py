@@ -86,7 +86,7 @@ class Source:
     """
 
     file: str
-    urls: tuple[str, ...]
+    urls: Sequence[str]
     checksum: str | None = None
     checksum_from: str = ""
     size: int | None = None
@@ -99,11 +99,18 @@ class Download:
 
     home: str
     """Its folder, below the one that datasets are in."""
-    sources: tuple[Source, ...]
-    find: Callable[[Path], Path | None]
-    """Where in a folder all of the dataset is."""
+    sources: Sequence[Source]
+    find: Callable[[Path], Path]
+    """Where in a folder all of the dataset is, or an InputError."""
     prepare: Callable[[Path], str] | None = None
     """Puts the files in the folder that all was unpacked to in order, and says what it did."""
+
+    def there(self, folder: Path) -> Path | None:
+        """Where in a folder all of the dataset is, if it is."""
+        try:
+            return self.find(folder)
+        except InputError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def get(download: Download, folder: Path, on_progress: OnProgress = lambda file,
     Files come to ``folder/downloads/home`` and are unpacked to a temporary folder that takes the dataset's
     name when all is done: what was stopped half-way never looks like a dataset.
     """
-    if where := download.find(folder):
+    if where := download.there(folder):
         return Got(where)
     place, work = folder / download.home, folder / "downloads" / download.home
     if place.exists() and any(place.iterdir()):

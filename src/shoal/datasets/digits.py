@@ -26,40 +26,23 @@ from shoal.data.domains import Domains
 from shoal.data.download import SAY_WHERE, Download, Source, find_files
 from shoal.data.splits import held_out_names
 from shoal.errors import InputError
+from shoal.files import read_yaml
 from shoal.settings import Count, Seed
 
 Change = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 ANGLES = {f"{angle}°": angle for angle in (0, 15, 30, 45, 60, 75)}
 COLOUR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
-MD5 = {
-    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
-}
-"""MNIST's files, and what torchvision says of each with .gz after its name."""
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+SOURCES = [Source(**each) for each in read_yaml(Path(__file__).with_name("mnist.yaml"))["download"]]
+FILES = [source.file.removesuffix(".gz") for source in SOURCES]
+"""Images and labels of the training set, then those of the test set."""
 
 
 def _paths(folder: str | Path | None) -> list[Path]:
-    inside = (".", "mnist", "raw", "MNIST/raw")
-    return find_files(
-        list(MD5), folder=folder, home="mnist", inside=inside, endings=("", ".gz"), get="rotated-mnist"
-    )
+    inside, endings = (".", "mnist", "raw", "MNIST/raw"), ("", ".gz")
+    return find_files(FILES, folder=folder, home="mnist", inside=inside, endings=endings, get="rotated-mnist")
 
 
-def _find(folder: Path) -> Path | None:
-    try:
-        return _paths(folder)[0].parent
-    except InputError:
-        return None
-
-
-SOURCES = tuple(
-    Source(f"{name}.gz", tuple(f"{m}{name}.gz" for m in MIRRORS), f"md5:{md5}", "torchvision")
-    for name, md5 in MD5.items()
-)
-DOWNLOAD = Download("mnist", SOURCES, find=_find)
+DOWNLOAD = Download("mnist", SOURCES, find=lambda folder: _paths(folder)[0].parent)
 
 
 class ByteImages(TensorData):
@@ -106,7 +89,7 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
 def rotate(images: Tensor, degrees: float) -> Tensor:
     """Images (n, h, w) rotated counter-clockwise about their middle, interpolated bilinearly."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    # From a pixel of the rotated image to its place in the original one; y points down.
+    # From a pixel of the rotated image to its position in the original one; y points down.
     matrix = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]).expand(len(images), 2, 3)
     grid = F.affine_grid(matrix, [len(images), 1, *images.shape[1:]], align_corners=False)
     return F.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
@@ -122,24 +105,15 @@ def rotated(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple
     return x[:, None], digits[: len(x)]
 
 
-def noisy_colours(digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Labels and colours, both boolean.
+def coloured(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Images (n, 2, h, w), of which colour c lights channel c, and their labels.
 
     The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with probability
-    0.1, 0.2, 0.9 by domain, i mod 3.
+    0.1, 0.2, 0.9 by domain, i mod 3. Noise is drawn for all digits, of which images may be the first ones.
     """
     noise = torch.tensor(list(COLOUR_NOISE.values()))[torch.arange(len(digits)) % len(COLOUR_NOISE)]
     label = (digits < 5) ^ (torch.rand(len(digits), generator=generator) < 0.25)
     colour = label ^ (torch.rand(len(digits), generator=generator) < noise)
-    return label, colour
-
-
-def coloured(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images (n, 2, h, w), of which colour c lights channel c, and their labels.
-
-    Noise is drawn for all digits, of which images may be the first ones.
-    """
-    label, colour = noisy_colours(digits, generator)
     lit = colour[: len(images), None, None]
     return torch.stack([images * ~lit, images * lit], dim=1), label[: len(images)].long()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import math
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +106,14 @@ def write_images(folder: str | Path = "photos") -> Path:
     from PIL import Image
 
     folder, draw = _new(folder), np.random.RandomState(0)  # whose stream no version of NumPy changes
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".shoal-example-") as partial:
-        whole = Path(partial, folder.name)
-        for domain in STYLES:
-            for number, shape in enumerate(SHAPES):
-                (whole / domain / shape).mkdir(parents=True)
-                least, most = [number, 2, 0, 0, 0], [number + 1, *LATENT_SIZES[1:]]  # none is tiny
-                latents = torch.from_numpy(draw.randint(least, most, (PER_CLASS, 5)))
-                for index, mask in enumerate(render(latents, SIDE).bool().numpy()):
-                    image = Image.fromarray(_image(domain, mask, draw))
-                    image.save(whole / domain / shape / f"{index:02d}.png")
-        whole.rename(folder)
+    for domain in STYLES:
+        for number, shape in enumerate(SHAPES):
+            (folder / domain / shape).mkdir(parents=True)
+            least, most = [number, 2, 0, 0, 0], [number + 1, *LATENT_SIZES[1:]]  # none is tiny
+            latents = torch.from_numpy(draw.randint(least, most, (PER_CLASS, 5)))
+            for index, mask in enumerate(render(latents, SIDE).bool().numpy()):
+                image = Image.fromarray(_image(domain, mask, draw))
+                image.save(folder / domain / shape / f"{index:02d}.png")
     return folder
 
 

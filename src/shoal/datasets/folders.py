@@ -9,7 +9,7 @@ import shutil
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shoal.data.batch import DomainData
 from shoal.data.download import SAY_WHERE, Download, Source, roots
@@ -18,9 +18,6 @@ from shoal.data.splits import held_out_names
 from shoal.errors import InputError
 from shoal.files import read_yaml
 from shoal.settings import Pixels, Seed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PUBLISHED = {"network": "resnet50.tv_in1k", "data": {"augment_validation": True}}
 """What DomainBed's published results are of, for all of these; fields of its protocol's ``Sizes``."""
@@ -40,23 +37,28 @@ class Layout(SimpleNamespace):
         """How it can be obtained."""
         return f"with `shoal data get {self.name}`, or by hand from {self.page}"
 
-    def find(self, folder: str | Path | None) -> tuple[Path, dict[str, list[str]]]:
-        """The dataset's folder, and the folders below it of every domain that is there.
+    def find(self, folder: str | Path | None, lacking: bool = False) -> tuple[Path, dict[str, list[str]]]:
+        """The dataset's folder, and the folders below it of every domain.
 
-        ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA``.
+        ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA``. Some domains
+        may be missing only if ``lacking``.
         """
         own = {_plain(name) for name in self.folders}
         top = roots(f"the images of {self.title}", folder, self.folders[0], self.name)
         places = [root for root in top if root.is_dir()]
         for _ in range(2):  # an archive may hold a folder of the same name
             places += [p / n for p in places for n in subfolders(p) if _plain(n) in own]
-        found = [(place, domains) for place in places if (domains := self._domains(place))]
-        if not found:
+        found = {place: self._domains(place) for place in places}
+        place = max(found, key=lambda each: len(found[each]), default=top[0])
+        domains = found.get(place, {})
+        missing = [name for name in self.domains if name not in domains]
+        if not domains or (missing and not lacking):
+            where = " or ".join(repr(str(each)) for each in ([place] if domains else top))
             raise InputError(
-                f"{self.title} is not in {' or '.join(repr(str(root)) for root in top)}: there are no "
-                f"folders {', '.join(self.domains)}. {SAY_WHERE} to look; it can be obtained {self.how}."
+                f"{self.title} is not in {where}: there is no folder {', '.join(missing)}. {SAY_WHERE} to "
+                f"look; it can be obtained {self.how}."
             )
-        return max(found, key=lambda each: len(each[1]))
+        return place, domains
 
     def _domains(self, place: Path) -> dict[str, list[str]]:
         there, found = {_plain(name): name for name in subfolders(place)}, {}
@@ -66,22 +68,6 @@ class Layout(SimpleNamespace):
                 parts = [kept for group in self.parts if (kept := [p for p in group if p in inside])]
                 found[domain] = [f"{name}/{part}" for part in parts[0]] if parts else [name]
         return found
-
-    def find_all(self, folder: Path) -> Path | None:
-        """The dataset's folder, if all domains are there."""
-        try:
-            root, domains = self.find(folder)
-        except InputError:
-            return None
-        return root if len(domains) == len(self.domains) else None
-
-    def read(self, folder: str | Path | None) -> pd.DataFrame:
-        """Its images; all domains must be there."""
-        root, found = self.find(folder)
-        if lacking := ", ".join(name for name in self.domains if name not in found):
-            where = f"{self.title} in {str(root)!r}"
-            raise InputError(f"{where} has no folder for {lacking}; it can be obtained {self.how}.")
-        return read_folders(root, found)
 
 
 def _plain(name: str) -> str:
@@ -112,19 +98,19 @@ def declared(path: Path) -> SimpleNamespace:
         which ``shoal sweep`` takes. Options as in :func:`shoal.datasets.own.load_folder`.
         """
         held_out_names(held_out, list(layout.domains))
-        files = layout.read(folder)
+        files = read_folders(*layout.find(folder))
         options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
         options["augment_validation"] = augment_validation
         return image_data(files, split_files(files, held_out, seed), options=options)
 
-    sources = tuple(Source(**{**each, "urls": tuple(each["urls"])}) for each in about["download"])
+    sources = [Source(**each) for each in about["download"]]
     prepare = {"remove_copies": remove_copies, "sort_by_camera": sort_by_camera}.get(about.get("prepare"))
     return SimpleNamespace(
         load=load,
         LAYOUT=layout,
         DOMAINS=tuple(layout.domains),
         DOMAINBED=PUBLISHED | about.get("domainbed", {}),
-        DOWNLOAD=Download(layout.folders[0], sources, layout.find_all, prepare),
+        DOWNLOAD=Download(layout.folders[0], sources, lambda folder: layout.find(folder)[0], prepare),
     )
 
 
@@ -164,14 +150,13 @@ def sort_by_camera(folder: Path) -> str:
     if len(files) != 1 or not images.is_dir():
         raise InputError(f"TerraIncognita's archives contain no labels (.json) or no folder {images.name!r}.")
     content = json.loads(files[0].read_text())
-    photos = pd.DataFrame(content["images"])[["id", "file_name", "location"]]
-    animals = pd.DataFrame(content["categories"])[["id", "name"]]
+    photos = pd.DataFrame(content["images"]).set_index("id")[["file_name", "location"]]
+    animals = pd.DataFrame(content["categories"]).set_index("id")["name"]
     table = pd.DataFrame(content["annotations"])[["image_id", "category_id"]].drop_duplicates()
-    table = table.merge(photos, left_on="image_id", right_on="id")
-    table = table.merge(animals, left_on="category_id", right_on="id")
-    table = table[table["name"].isin(ANIMALS) & table["location"].astype(str).isin(CAMERAS)]
-    listed, kept = table["file_name"].nunique(), set[str]()
-    for photo, camera, animal in table[["file_name", "location", "name"]].itertuples(index=False, name=None):
+    table = table.join(photos, "image_id").join(animals, "category_id").astype({"location": str})
+    table = table[table["name"].isin(ANIMALS) & table["location"].isin(CAMERAS)]
+    kept = set[str]()
+    for photo, camera, animal in zip(table["file_name"], table["location"], table["name"], strict=True):
         photo = Path(photo).name  # never a path out of the folder
         if (images / photo).is_file():
             place = folder / f"location_{camera}" / animal
@@ -180,5 +165,6 @@ def sort_by_camera(folder: Path) -> str:
             kept.add(photo)
     shutil.rmtree(images)
     files[0].unlink()
-    missing = f"; {listed - len(kept):,} listed in the labels are not in the archive" * (len(kept) < listed)
-    return f"{len(kept):,} images of four cameras and ten classes are kept{missing}"
+    return (
+        f"{len(kept):,} of {table['file_name'].nunique():,} images of four cameras and ten classes are kept"
+    )

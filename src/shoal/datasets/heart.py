@@ -14,6 +14,7 @@ from shoal.data.batch import DomainData
 from shoal.data.download import Download, Source, find_files
 from shoal.data.splits import held_out_names
 from shoal.errors import InputError, TableWarning
+from shoal.files import read_yaml
 from shoal.settings import Seed
 
 if TYPE_CHECKING:
@@ -21,36 +22,22 @@ if TYPE_CHECKING:
 
 RESPLIT = True
 DOMAINS = ("cleveland", "hungarian", "switzerland", "va")
-SHA256 = {
-    "processed.cleveland.data": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
-    "processed.hungarian.data": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
-    "processed.switzerland.data": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
-    "processed.va.data": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
-}
-KINDS = {
-    **dict.fromkeys(("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"), "categorical"),
-    **dict.fromkeys(("thalach", "exang", "oldpeak", "slope", "ca", "thal"), "categorical"),
-    **dict.fromkeys(("age", "trestbps", "chol", "thalach", "oldpeak", "ca"), "numeric"),
-}
-"""The columns in order, which the diagnosis follows."""
+NUMERIC = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")
+COLUMNS = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope"),
+    *("ca", "thal", "num"),
+)
+"""The columns of the files in order; the last is the diagnosis."""
+KINDS = {name: "numeric" if name in NUMERIC else "categorical" for name in COLUMNS[:-1]}
+SOURCES = [Source(**each) for each in read_yaml(Path(__file__).with_name("heart.yaml"))["download"]]
 
 
-def _find(folder: Path) -> Path | None:
-    try:
-        return _paths(str(folder))[0].parent
-    except InputError:
-        return None
+def _paths(folder: str | Path | None) -> list[Path]:
+    files = [source.file for source in SOURCES]
+    return find_files(files, folder=folder, home="heart_disease", inside=(".", "heart_disease"), get="heart")
 
 
-def _paths(folder: str | None) -> list[Path]:
-    inside = (".", "heart_disease")
-    return find_files(list(SHA256), folder=folder, home="heart_disease", inside=inside, get="heart")
-
-
-URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
-RECORDED = "as others recorded it; UCI publishes none"
-SOURCES = tuple(Source(name, (URL + name,), f"sha256:{sha}", RECORDED) for name, sha in SHA256.items())
-DOWNLOAD = Download("heart_disease", SOURCES, find=_find)
+DOWNLOAD = Download("heart_disease", SOURCES, find=lambda folder: _paths(folder)[0].parent)
 
 
 def load(*, held_out: str | list[str] = "va", seed: Seed = 0, folder: str | None = None) -> DomainData:
@@ -81,11 +68,11 @@ def read(folder: str | None = None) -> pd.DataFrame:
     tables = {}
     for hospital, path in zip(DOMAINS, _paths(folder), strict=True):
         try:
-            table = pd.read_csv(path, header=None, na_values="?", dtype=float)
-            tables[hospital] = table.set_axis([*KINDS, "num"], axis=1)
+            table = pd.read_csv(path, header=None, na_values="?", dtype=float).set_axis([*COLUMNS], axis=1)
         except (OSError, ValueError) as error:
             why = str(error).strip()
             raise InputError(f"{str(path)!r} cannot be read ({why}); download it again.") from error
+        tables[hospital] = table
     found = pd.concat(tables, names=["hospital"]).reset_index("hospital")
     measured = {name: found[name].where(found[name] > 0) for name in ("trestbps", "chol")}
     ill = (found["num"] > 0).map({True: "yes", False: "no"})

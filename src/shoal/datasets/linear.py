@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Annotated
 
 import torch
+from annotated_types import MultipleOf
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.settings import Range
 
 
-def load(*, per_domain: Annotated[int, Range(100, 10**7, multiple=100)] = 1000) -> DomainData:
+def load(*, per_domain: Annotated[int, Range(100, 10**7), MultipleOf(100)] = 1000) -> DomainData:
     """Make domains D1 and D2 (train) and D3 (test), ``per_domain`` examples each, in exact proportions.
 
     In domain d, 50 % of the examples are x = 0000 with y = 0; 40 % have f1 and f_{d+1} on and y = 1; 10 %

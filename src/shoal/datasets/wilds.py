@@ -11,7 +11,8 @@ Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, IC
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +47,6 @@ SPLITS = {
 """WILDS' names of splits, and ours."""
 Array = NDArray[Any]
 Bad = Literal["stop", "skip"]
-Fold = Literal["A", "B", "C", "D", "E"]
 
 
 class Published(SimpleNamespace):
@@ -67,6 +67,10 @@ class Published(SimpleNamespace):
             f"`shoal data check FOLDER --dataset {self.name}` compares it with the published counts"
         )
 
+    @property
+    def notes(self) -> dict[str, str]:
+        return {"examples": f"version {self.version}"}
+
     def read(self) -> pd.DataFrame:
         return read_table(self.place / self.table, self.columns)
 
@@ -75,15 +79,14 @@ class Published(SimpleNamespace):
         return [template.format(row) for row in table.itertuples()]
 
     def image_data(
-        self, table: pd.DataFrame, labels: pd.Categorical, groups: Array, splits: Any, **options: Any
+        self, table: pd.DataFrame, labels: Any, splits: Mapping[str, Domains], groups: Any, **options: Any
     ) -> DomainData:
-        """The images of a table's rows."""
+        """The images of a table's rows; with ``bad="skip"``, another of the same group replaces one."""
         import pandas as pd
 
-        domain = pd.Categorical(groups)
-        frame = pd.DataFrame({"path": self.image_paths(table), "domain": domain, "label": labels})
-        names = {"class_names": tuple(labels.categories) if labels.categories.dtype.kind not in "iu" else ()}
-        return image_data(frame, splits, options=options, notes=self.notes, **{**names, **self.about})
+        group = pd.Categorical(groups)
+        frame = pd.DataFrame({"path": self.image_paths(table), "domain": group, "label": labels})
+        return image_data(frame, splits, options=options, notes=self.notes, **self.about)
 
     def text_data(self, rows: Any, labels: Any, splits: Mapping[str, Domains], **options: Any) -> DomainData:
         """The text of these rows of the table, which `datasets` maps into memory from disk."""
@@ -106,10 +109,6 @@ class Published(SimpleNamespace):
             **self.about,
         )
 
-    @property
-    def notes(self) -> dict[str, str]:
-        return {"examples": f"version {self.version}"}
-
 
 @cache
 def published(name: str) -> Published:
@@ -127,22 +126,18 @@ def find(name: str, folder: str | Path | None) -> Published:
     ``$SHOAL_DATA``.
     """
     known = published(name)
-    top, versions = roots(f"the files of {known.title}", folder, "wilds"), list(reversed(known.counts))
-    for version in versions:
-        own = f"{name}_v{version}"
-        for root in top:
-            if (root / own / known.table).is_file():
-                return Published(**vars(known), place=root / own, version=version)
-            if (root / known.table).is_file() and root.absolute().name in (own, name):
-                return Published(**vars(known), place=root, version=version)
+    top = roots(f"the files of {known.title}", folder, "wilds")
+    versions = {version: f"{name}_v{version}" for version in reversed(known.counts)}
+    for version, own in versions.items():
+        here = [root for root in top if root.absolute().name in (own, name)]
+        for place in [*(root / own for root in top), *here]:
+            if (place / known.table).is_file():
+                return Published(**vars(known), place=place, version=version)
     raise InputError(
         f"{known.title} is not in {' or '.join(repr(str(root)) for root in top)}: there is no folder "
-        f"{' or '.join(f'{name}_v{version}' for version in versions)} with {known.table}. {SAY_WHERE} to "
-        f"look. It can be obtained from https://wilds.stanford.edu/downloads, but {known.down}."
+        f"{' or '.join(versions.values())} with {known.table}. {SAY_WHERE} to look. It can be obtained from "
+        f"https://wilds.stanford.edu/downloads, but {known.down}."
     )
-
-
-# Tables, splits and domains
 
 
 def read_table(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
@@ -156,34 +151,25 @@ def read_table(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
         raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error
     for name, kind in columns.items():
         if isinstance(kind, list):
-            places = pd.Index(kind).get_indexer(table[name])
-            if len(wrong := np.flatnonzero(places < 0)):
+            codes = pd.Index(kind).get_indexer(table[name])
+            if len(wrong := np.flatnonzero(codes < 0)):
                 value = f"{name} is {table[name][wrong[0]]}; it must be one of {shown(kind)}"
                 raise InputError(f"{str(path)!r}, row {wrong[0] + 1:,}: {value}.")
-            table[name] = pd.Categorical.from_codes(places, kind)
+            table[name] = pd.Categorical.from_codes(codes, kind)
     return table
 
 
-def by_group(rows: Array, groups: Array) -> Domains:
-    """The domains of these rows, by the group of every row, in natural order."""
+def splits_of(split: Any, groups: Any, training: Any = None) -> dict[str, Domains]:
+    """The domains of every split: the ``groups`` of its rows, or in ``"train"`` those of ``training``."""
     import pandas as pd
 
-    members = pd.Series(rows).groupby(groups[rows]).indices
-    return Domains.from_indices({name: rows[members[name]] for name in sorted(members, key=natural_key)})
-
-
-def splits_of(split: Any, groups: Array, training: Array | None = None) -> dict[str, Domains]:
-    """The domains of every split that has examples: those of train are ``training``, else ``groups``."""
-    found = {}
-    for name in SPLITS.values():
-        if len(rows := np.flatnonzero(np.asarray(split) == name)):
-            found[name] = by_group(rows, training if name == "train" and training is not None else groups)
-    return found
-
-
-def named(prefix: str, codes: pd.Series[Any]) -> Array:
-    """Groups with names."""
-    return (prefix + codes.astype(str)).to_numpy(object)
+    frame, found = pd.DataFrame({"split": np.asarray(split), "group": np.asarray(groups)}), {}
+    if training is not None:
+        frame["group"] = frame["group"].mask(frame["split"] == "train", np.asarray(training))
+    for name, part in frame.groupby("split")["group"]:
+        rows = part.groupby(part).groups
+        found[name] = Domains.from_indices({group: rows[group] for group in sorted(rows, key=natural_key)})
+    return {name: found[name] for name in SPLITS.values() if name in found}
 
 
 # Images
@@ -199,11 +185,10 @@ def load_camelyon17(*, folder: str | None = None, size: Pixels = 96, bad: Bad = 
     """
     files = find("camelyon17", folder)
     table = files.read()
-    hospital, groups = table["center"], named("hospital ", table["center"])
+    hospital, groups = table["center"], "hospital " + table["center"].astype(str)
     conditions = [hospital == 1, hospital == 2, table["split"] == 1]
     split = np.select(conditions, ["validation", "test", "id_validation"], "train")
-    splits = splits_of(split, groups)
-    return files.image_data(table, table["tumor"].array, groups, splits, size=size, bad=bad)
+    return files.image_data(table, table["tumor"], splits_of(split, groups), groups, size=size, bad=bad)
 
 
 def load_iwildcam(*, folder: str | None = None, size: Pixels = 448, bad: Bad = "stop") -> DomainData:
@@ -217,9 +202,9 @@ def load_iwildcam(*, folder: str | None = None, size: Pixels = 448, bad: Bad = "
     files = find("iwildcam", folder)
     table = files.read()
     labels = pd.Categorical(table["y"], range(table["y"].max() + 1))
-    groups = named("location ", table["location_remapped"])
+    groups = "location " + table["location_remapped"].astype(str)
     splits = splits_of(table["split"].map(SPLITS), groups)
-    return files.image_data(table, labels, groups, splits, size=size, bad=bad)
+    return files.image_data(table, labels, splits, groups, size=size, bad=bad)
 
 
 def load_fmow(
@@ -241,23 +226,27 @@ def load_fmow(
     table = files.read()
     table = table[table["split"] != "seq"]
     codes = read_table(files.place / "country_code_mapping.csv", {"alpha-3": "str", "region": "str"})
-    regions = table["country_code"].map(codes.set_index("alpha-3")["region"]).fillna("Other")
-    region, year = regions.to_numpy(object), table["timestamp"].str[:4].to_numpy(np.int64)
-    early, late, part = year < 2013, year >= 2016, table["split"].to_numpy()
-    conditions = {
-        "train": early & (part == "train"),
-        "id_validation": early & (part == "val"),
-        "validation": ~early & ~late & (part == "val"),
-        "id_test": early & (part == "test"),
-        "test": late & (part == "test"),
+    region = table["country_code"].map(codes.set_index("alpha-3")["region"]).fillna("Other")
+    year = table["timestamp"].str[:4]
+    both, period = (
+        year + ", " + region,
+        np.select([year < "2013", year < "2016"], ["early", "middle"], "late"),
+    )
+    splits = {
+        ("early", "train"): "train",
+        ("early", "val"): "id_validation",
+        ("middle", "val"): "validation",
+        ("early", "test"): "id_test",
+        ("late", "test"): "test",
     }
-    split = np.select(list(conditions.values()), list(conditions), "none")
-    both, years = year.astype(str) + ", " + region, year.astype(str).astype(object)
-    splits = splits_of(split, region, years if group_by == "year" else both)
-    return files.image_data(table, table["category"].array, both, splits, size=size, bad=bad)
+    split = [splits.get(pair, "none") for pair in zip(period, table["split"], strict=True)]
+    domains = splits_of(split, region, year if group_by == "year" else both)
+    return files.image_data(table, table["category"].array, domains, both.array, size=size, bad=bad)
 
 
-def load_poverty(*, folder: str | None = None, fold: Fold = "A", augment: bool = True) -> DomainData:
+def load_poverty(
+    *, folder: str | None = None, fold: Literal["A", "B", "C", "D", "E"] = "A", augment: bool = True
+) -> DomainData:
     """Read the images of eight bands, which come normalised; the label is a village's wealth.
 
     Training domains are countries, other splits are scored by urban and rural villages. A thousand examples
@@ -272,14 +261,14 @@ def load_poverty(*, folder: str | None = None, fold: Fold = "A", augment: bool =
     """
     files = find("poverty", folder)
     table = files.read()
-    validation, test = (table["country"].isin(files.groups[group]) for group in files.folds[fold])
-    split = np.select([validation, test], ["validation", "test"], "train").astype(object)
+    held_out = [table["country"].isin(files.groups[group]) for group in files.folds[fold]]
+    split = np.select(held_out, ["validation", "test"], "train").astype(object)
     # Held out of the training countries as WILDS draws them: 1,000 for validation and 1,000 for test.
     order = np.flatnonzero(split == "train")
     np.random.default_rng(ord(fold) + 541_433).shuffle(order)
     split[order[:1000]], split[order[1000:2000]] = "id_validation", "id_test"
-    countries = table["country"].astype(str).str.replace("_", " ").to_numpy(object)
-    splits = splits_of(split, np.where(table["urban"].astype(int) == 1, "urban", "rural"), countries)
+    countries = table["country"].astype(str).str.replace("_", " ")
+    splits = splits_of(split, table["urban"].astype(bool).map({True: "urban", False: "rural"}), countries)
     villages = Villages(files.image_paths(table), table["wealthpooled"].to_numpy(np.float32), augment)
     return DomainData(
         examples=villages.in_splits(splits),
@@ -294,7 +283,7 @@ def load_poverty(*, folder: str | None = None, fold: Fold = "A", augment: bool =
 class Villages(Examples):
     """Images as float32 (8, 224, 224), with the wealth of each; with ``augment`` training images mirrored."""
 
-    def __init__(self, paths: Sequence[str], labels: Array, augment: bool) -> None:
+    def __init__(self, paths: list[str], labels: Array, augment: bool) -> None:
         self.paths, self.labels, self.augment = paths, labels, augment
         self.mirrored = np.zeros(len(labels), bool)
 
@@ -320,14 +309,11 @@ class Villages(Examples):
         return self.paths[index]
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Villages:
-        """The same images in other splits: those of ``"train"`` are mirrored."""
-        same = Villages(self.paths, self.labels, self.augment)
-        if self.augment:
-            same.mirrored[splits["train"].examples()] = True
+        same = copy.copy(self)
+        same.mirrored = np.isin(np.arange(len(self)), splits["train"].indices) & self.augment
         return same
 
     def evaluation(self) -> Villages:
-        """The same images, none of them mirrored."""
         return Villages(self.paths, self.labels, augment=False)
 
 
@@ -389,15 +375,18 @@ def load_amazon(
     if len(split) != len(table):
         raise InputError(f"{str(path)!r} has {len(split):,} rows and reviews.csv has {len(table):,}.")
     rows = np.flatnonzero(split.notna())
-    table, split = table.iloc[rows], split.iloc[rows]
-    splits = splits_of(split, table["reviewerID"].to_numpy(object))
+    splits = splits_of(split.iloc[rows], table["reviewerID"].iloc[rows])
     options: dict[str, Any] = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
-    return files.text_data(rows, table["overall"].cat.codes, splits, **options)
+    return files.text_data(rows, table["overall"].cat.codes.iloc[rows], splits, **options)
 
 
-camelyon17 = SimpleNamespace(load=load_camelyon17, PUBLISHED=published("camelyon17"))
-fmow = SimpleNamespace(load=load_fmow, PUBLISHED=published("fmow"))
-iwildcam = SimpleNamespace(load=load_iwildcam, PUBLISHED=published("iwildcam"))
-poverty = SimpleNamespace(load=load_poverty, PUBLISHED=published("poverty"))
-civilcomments = SimpleNamespace(load=load_civilcomments, PUBLISHED=published("civilcomments"))
-amazon = SimpleNamespace(load=load_amazon, PUBLISHED=published("amazon"))
+def _dataset(load: Callable[..., DomainData]) -> SimpleNamespace:
+    return SimpleNamespace(load=load, PUBLISHED=published(load.__name__.removeprefix("load_")))
+
+
+camelyon17 = _dataset(load_camelyon17)
+fmow = _dataset(load_fmow)
+iwildcam = _dataset(load_iwildcam)
+poverty = _dataset(load_poverty)
+civilcomments = _dataset(load_civilcomments)
+amazon = _dataset(load_amazon)

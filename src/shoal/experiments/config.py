@@ -27,7 +27,7 @@ FIELDS: dict[str, tuple[Any, Any]] = {
     "protocol": (Mapping[str, Any], {}),
     "label": (str, ""),
     **{
-        name: (option.type, option.option.default)
+        name: (option.type, option.default)
         for name, option in OPTIONS.items()
         if name not in ("steps", "freeze_backbone")  # a frozen backbone is one of ``model_options``
     },

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Annotated
 
 import torch
+from annotated_types import MultipleOf
 from torch import Tensor, nn
 
 from shoal.errors import InputError
@@ -19,7 +20,7 @@ from shoal.settings import Range
 
 Shape = tuple[int, ...]
 Width = Annotated[int, Range(1, 2**14)]
-Channels = Annotated[int, Range(8, 2**14, multiple=8)]
+Channels = Annotated[int, Range(8, 2**14), MultipleOf(8)]
 """GroupNorm has eight groups."""
 
 

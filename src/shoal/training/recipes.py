@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.files import parse_yaml
+from shoal.files import read_yaml
 from shoal.models.features import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
@@ -71,8 +71,8 @@ class Recipe:
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """All of them, by name."""
-    text = resources.files("shoal.training").joinpath("recipes.yaml").read_text(encoding="utf-8")
-    return {name: Recipe(name=name, **content) for name, content in parse_yaml(text).items()}
+    content = read_yaml(Path(__file__).with_name("recipes.yaml"))
+    return {name: Recipe(name=name, **about) for name, about in content.items()}
 
 
 def find_recipe(name: Any) -> Recipe | None:
