@@ -61,7 +61,9 @@ def _predicts(values: Array, ordered: bool, label: Array, target: Labels, name: 
     """What of the label a column predicts on rows that it was not fitted to, if nearly all."""
     guess = _guess(values, ordered, label, target.classes)
     if not target.classes:
-        score = 1 - float(((guess[:, 0] - label) ** 2).sum() / max(((label - label.mean()) ** 2).sum(), 1e-300))
+        score = 1 - float(
+            ((guess[:, 0] - label) ** 2).sum() / max(((label - label.mean()) ** 2).sum(), 1e-300)
+        )
         known = ~np.isnan(values)
         if ordered and known.sum() >= LEAST and np.std(values[known]) > 0 and np.std(label[known]) > 0:
             line = float(np.corrcoef(values[known], label[known])[0, 1] ** 2)
@@ -149,7 +151,10 @@ def far_labels(values: Array) -> Array:
 
 
 SUSPECT = {
-    "mostly-empty": ("is mostly empty, such as a total or a note", "are mostly empty, such as totals or notes"),
+    "mostly-empty": (
+        "is mostly empty, such as a total or a note",
+        "are mostly empty, such as totals or notes",
+    ),
     "outliers": ("has a label far from all others", "have labels far from all others"),
     "single": ("is the only one of its domain", "are the only ones of their domains"),
 }
@@ -222,5 +227,7 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
     note = f"{repeated:,} rows are duplicates (such as rows {first[0]:,} and {first[1]:,})"
     several = pd.Series(domain[twice], groups.index).groupby(groups).transform("nunique") > 1
     if across := int(several.sum()):
-        note += f"; {across:,} of these rows are in more than one domain, so held-out domains are not independent"
+        note += (
+            f"; {across:,} of these rows are in more than one domain, so held-out domains are not independent"
+        )
     return [f"{note}; if they belong to the same entity, set group to its column"]

@@ -5,9 +5,7 @@ Each function takes an Arrow array of text and returns float64, NaN where a text
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +39,9 @@ class Format:
     """Whether 3/4/2020 is in April."""
 
 
+PLAIN = Format()
+
+
 def matches(texts: Any, pattern: str) -> Array:
     """Which texts match a pattern of RE2 from end to end."""
     found = pc.match_substring_regex(texts, f"^(?:{pattern})$")
@@ -56,7 +57,7 @@ def _among(texts: Any, words: frozenset[str]) -> Array:
     return np.asarray(found.to_numpy(zero_copy_only=False))
 
 
-def booleans(texts: Any, how: Format = Format()) -> Array:
+def booleans(texts: Any, how: Format = PLAIN) -> Array:
     return np.where(_among(texts, TRUE), 1.0, np.where(_among(texts, FALSE), 0.0, np.nan))
 
 
@@ -70,7 +71,7 @@ _NUMBER = (
     rf" ?(?P<after>{_UNIT})?(?P<close>\))?$"
 )
 _CLOCK = (
-    r"^(?P<minus>-?)(?:(?P<days>-?[0-9]+) days?,? \+?)?(?P<h>[0-9]{1,3}):(?P<mi>[0-5][0-9])"
+    r"^(?:(?P<days>-?[0-9]+) days?,? \+?)?(?P<minus>-?)(?P<h>[0-9]{1,3}):(?P<mi>[0-5][0-9])"
     r"(?::(?P<s>[0-5][0-9])(?:[.,](?P<f>[0-9]{1,9}))?)?$"
 )
 
@@ -88,8 +89,7 @@ def numerals(texts: Any) -> Numerals:
     texts = pc.replace_substring_regex(texts, "[\u00a0\u202f\u2009]", " ")
     parts = pc.extract_regex(texts, _NUMBER)
     opened, sign, before, sign2, body, after, close = (
-        pc.struct_field(parts, name)
-        for name in ("open", "sign", "before", "sign2", "body", "after", "close")
+        pc.struct_field(parts, name) for name in ("open", "sign", "before", "sign2", "body", "after", "close")
     )
     negative = pc.or_(pc.equal(opened, "("), pc.or_(pc.equal(sign, "-"), pc.equal(sign2, "-")))
     sound = pc.and_(
@@ -101,10 +101,8 @@ def numerals(texts: Any) -> Numerals:
     return Numerals(_mask(negative), body, unit)
 
 
-def numbers(texts: Any, how: Format = Format()) -> Array:
+def numbers(texts: Any, how: Format = PLAIN) -> Array:
     """With a point, ``1,234.5`` is 1234.5 and ``1,23`` is none; times such as 7:30 are in seconds."""
-    if (values := plain_numbers(texts, how.decimal)) is not None:
-        return values
     negative, body, unit = numerals(texts)
     mark, thousands = (r"\.", ",") if how.decimal == "." else (",", r"\.")
     form = rf"(?:[0-9]*|[0-9]{{1,3}}(?:{thousands}[0-9]{{3}})+)(?:{mark}[0-9]*)?(?:[eE].*)?"
@@ -116,20 +114,20 @@ def numbers(texts: Any, how: Format = Format()) -> Array:
     return np.where(np.isnan(values), _seconds(texts), values)
 
 
-def plain_numbers(texts: Any, mark: str = ".") -> Array | None:
-    """If every text is a number as programs write it, with this decimal mark, or a mark of a missing one."""
-    texts = pc.if_else(pa.array(is_missing(texts)), None, texts)
-    if matches(texts, r"[+-]?(?:0[0-9]|[iInN]).*").any():
-        return None
-    if mark == ",":
-        if not bool(pc.all(pc.match_substring_regex(texts, r"^[+-]?[0-9]*,?[0-9]*$"), min_count=0).as_py()):
-            return None
-        texts = pc.replace_substring(texts, ",", ".")
-    try:
-        values = np.asarray(pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False))
-    except pa.ArrowInvalid:
-        return None
-    return None if bool(np.nanmax(np.abs(values), initial=0) > EXACT) else values
+def plain_numbers(texts: Any) -> tuple[Array, str] | None:
+    """Float64, NaN where null, and the decimal mark, if all texts are numbers as programs write them."""
+    for mark in ".,":
+        if mark == "," and not matches(texts.drop_null(), "[+-]?[0-9]*,?[0-9]*").all():
+            continue
+        try:
+            cast = pc.cast(pc.replace_substring(texts, ",", ".") if mark == "," else texts, pa.float64())
+        except pa.ArrowInvalid:
+            continue
+        values = np.asarray(cast.to_numpy(zero_copy_only=False))
+        finite = int(np.isfinite(values).sum()) == len(texts) - texts.null_count
+        if finite and not (np.abs(values) > EXACT).any() and not matches(texts, "[+-]?0[0-9].*").any():
+            return values, mark
+    return None
 
 
 def _seconds(texts: Any) -> Array:
@@ -148,12 +146,12 @@ def units(texts: Any) -> Any:
     return pc.if_else(clock, "s", numerals(texts).unit).fill_null("")
 
 
-def marks(texts: Any) -> dict[str, int]:
-    """How many texts show that the decimal mark is a point or a comma, and how many leave it open.
+def marks(body: Any) -> dict[str, int]:
+    """How many numerals show that the decimal mark is a point or a comma, and how many leave it open.
 
     1.5, 0.125 and 1,234.5 show a point, 1,5 a comma; 1,234 and 1.234 could be either.
     """
-    body, shown = pc.replace_substring_regex(numerals(texts).body, "[eE].*", ""), dict[str, int]()
+    body, shown = pc.replace_substring_regex(body, "[eE].*", ""), dict[str, int]()
     for mark, other in ((r"\.", ","), (",", r"\.")):
         left_open = matches(body, rf"[1-9][0-9]{{0,2}}{mark}[0-9]{{3}}")
         one = matches(body, f"[0-9]*{mark}[0-9]*") & ~left_open
@@ -171,7 +169,7 @@ _TIME += r" ?(?P<ap>[ap]?)(?:\.?m\.?)? ?(?:Z|UTC|GMT|(?P<zone>[+-])(?P<zh>[0-9]{
 _WEEKDAY, _DAY, _YEAR = "(?:[a-z]{3,9},? )?", "(?P<d>[0-9]{1,2})", "(?P<y>[0-9]{4}|[0-9]{2})"
 _MONTH = """(?P<name>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|
 sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)""".replace("\n", "")
-_MONTHS = dict(zip("jan feb mar apr may jun jul aug sep oct nov dec".split(), range(1, 13), strict=True))
+_MONTHS = {"janfebmaraprmayjunjulaugsepoctnovdec"[3 * n : 3 * n + 3]: n + 1 for n in range(12)}
 _OPEN = tuple(f"(?i)^(?P<a>[0-9]{{1,2}}){s}(?P<b>[0-9]{{1,2}}){s}{_YEAR}{_TIME}$" for s in ("-", "/", r"\."))
 _FORMS = (
     *(f"(?i)^(?P<y>[0-9]{{4}}){s}(?P<mo>[0-9]{{1,2}}){s}{_DAY}{_TIME}$" for s in ("-", "/", r"\.")),
@@ -183,7 +181,7 @@ _FORMS = (
 )
 
 
-def dates(texts: Any, how: Format = Format()) -> Array:
+def dates(texts: Any, how: Format = PLAIN) -> Array:
     """Days since 1970-01-01. Two digits of a year below 70 are of this century."""
     result = np.full(len(texts), np.nan)
     for form in _FORMS:

@@ -154,9 +154,10 @@ class Number(Step):
 
     def summary(self, column: Column, rows: Array) -> dict[str, Any]:
         values = self.values(column)[rows]
-        known = values[~np.isnan(values)]
-        ends = np.quantile(known, np.linspace(0, 1, QUANTILES)).tolist() if len(known) else []
-        return self._about(rows, len(known)) | {"quantiles": ends}
+        known = np.sort(values[~np.isnan(values)])
+        at = np.linspace(0, len(known) - 1, QUANTILES)
+        quantiles = np.interp(at, np.arange(len(known)), known).tolist() if len(known) else []
+        return self._about(rows, len(known)) | {"quantiles": quantiles}
 
     def to_dict(self) -> dict[str, Any]:
         parts = [vars(part) for part in self.parts]
@@ -167,7 +168,9 @@ class Number(Step):
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Number:
         parts = tuple(map(Scale.from_dict, about["parts"] if "parts" in about else [about["scaling"]]))
-        result = cls(str(about["name"]), parts, bool(about["indicator"]), Format(**about["how"]), about["kind"])
+        result = cls(
+            str(about["name"]), parts, bool(about["indicator"]), Format(**about["how"]), about["kind"]
+        )
         if len(parts) != len(result.split(np.zeros(1))) or result.how.decimal not in (".", ","):
             raise ValueError(f"{len(parts)} parts of a {result.kind}, decimal {result.how.decimal!r}")
         return result

@@ -71,7 +71,7 @@ class ColumnType:
             "date": f"day, month, weekday (and hour) as numbers{gaps}",
             "text": "TF-IDF of its words, reduced to at most 100 numbers",
             "categorical": f"one-hot: {categories}",
-        }[self.kind]
+        }.get(self.kind, "not a feature")
 
     def report(self) -> dict[str, Any]:
         return {
@@ -93,7 +93,10 @@ class Hints(NamedTuple):
     day_first: bool | None = None
 
 
-def infer(table: Table, names: Sequence[str], hints: Hints = Hints()) -> dict[str, ColumnType]:
+NO_HINTS = Hints()
+
+
+def infer(table: Table, names: Sequence[str], hints: Hints = NO_HINTS) -> dict[str, ColumnType]:
     """The type of each of these columns, from all rows."""
     for name in hints.kinds:
         need_column(name, table, "kinds")
@@ -114,7 +117,7 @@ class _Content:
     @cached_property
     def numbers(self) -> Array | None:
         """Those of a column in which all known cells are plain numbers."""
-        if not self.column.plain_mark:
+        if self.column.plain is None:
             return None
         values = self.column.values("numeric", self.number_format[0])[0]
         return values[~np.isnan(values)]
@@ -159,7 +162,7 @@ class _Content:
             (value,) = cells.numbers(sample, Format(decimal, cells.units(sample)[0].as_py()))
             note = f"{sample[0].as_py()!r} is read as {value:g} (1{mark}234 can mean 1234 or 1.234; "
             note += "set the option decimal)"
-        units = Counter(cells.units(self.texts[:2000] if column.plain_mark else self.texts).to_pylist())
+        units = Counter() if column.plain else Counter(cells.units(self.texts).to_pylist())
         units.pop("", None)
         return Format(decimal, units.most_common(1)[0][0] if units else ""), note
 
@@ -187,7 +190,6 @@ class _Content:
         return float((~np.isnan(values)).sum()) / max(1, self.known)
 
 
-
 def _inferred(content: _Content, hint: str | None) -> ColumnType:
     """The column as the hint says, or as its cells look, with what is doubtful."""
     kind, notes = (hint, [""]) if hint else _guess(content)
@@ -200,7 +202,7 @@ def _inferred(content: _Content, hint: str | None) -> ColumnType:
         if np.isnan(values).all():
             why = f"has no value that is {WHAT[kind]}"
         elif kind == "numeric":
-            notes += [content.number_format[1], _some_units(content), _marker(values)]
+            notes += [content.number_format[1], _some_units(content), _marker(content)]
         elif kind == "date":
             notes += [content.day_first[1]]
     elif kind == "categorical" and (same := alike(content.first(10_000))):
@@ -245,12 +247,14 @@ def _guess(content: _Content) -> tuple[str, list[str]]:
         return "numeric", []
     if content.share("date") >= ENOUGH:
         return "date", []
-    notes = [
-        f"{content.share(kind):.0%} of its cells are {what}, too few to read it as {kind}; the others, such as "
-        f"{quoted(content.column.values(kind, content.how(kind))[1])}, would become missing as {kind}"
-        for what, kind in (("numbers", "numeric"), ("dates", "date"))
-        if content.share(kind) >= NOTABLE
-    ]
+    notes = []
+    for what, kind in (("numbers", "numeric"), ("dates", "date")):
+        if (share := content.share(kind)) >= NOTABLE:
+            others = quoted(content.column.values(kind, content.how(kind))[1])
+            notes.append(
+                f"{share:.0%} of its cells are {what}, too few to read it as {kind}; the others, such as "
+                f"{others}, would become missing as {kind}"
+            )
     return "text" if _is_text(content) else "categorical", notes
 
 
@@ -262,13 +266,15 @@ def _is_boolean(texts: Any) -> bool:
 
 
 def _identifier(content: _Content, kind: str) -> tuple[str, str]:
-    """Why a column is taken for an identifier, which tells rows or entities apart; and a note if it may be one."""
+    """Why a column is taken for an identifier of rows or entities, or a note if it may be one."""
     rows, values = content.known, content.numbers
     distinct, named = len(content.counted[0]), bool(_IDENTIFIER.search(content.name))
     whole = values is None or not (values % 1 != 0).any()  # else it is a measurement
     if kind not in ("numeric", "categorical", "text") or not whole:
         return "", ""
-    maybe = "the name suggests an identifier; if it is one, drop it, or set group for a repeated entity" * named
+    maybe = (
+        "the name suggests an identifier; if it is one, drop it, or set group for a repeated entity" * named
+    )
     repeated = "is named like an identifier, and few rows share a value (set group for a repeated entity)"
     mixed = kind == "categorical" and NOTABLE <= max(map(content.share, ("numeric", "date"))) < ENOUGH
     if rows < FEW or kind == "text" or mixed:
@@ -280,6 +286,7 @@ def _identifier(content: _Content, kind: str) -> tuple[str, str]:
         if distinct >= rows / 2 and coded:
             return "looks like an identifier (a code shared by few rows)", ""
         return (repeated, "") if named and distinct > CATEGORIES and distinct >= rows / 20 else ("", maybe)
+    plain = values is not None
     if values is None:
         values = content.column.values(kind, content.how(kind))[0]
         values = values[~np.isnan(values)]
@@ -296,7 +303,7 @@ def _identifier(content: _Content, kind: str) -> tuple[str, str]:
         repeats = (rows / 2) ** 2 / 2 / max(1.0, high - low)  # expected among the middle half
         long = values.min() >= 10**6 and len(str(int(values.min()))) == len(str(int(values.max())))
         unique = "an integer that is different in every row; if it is an identifier, drop it"
-        return "", unique * bool(ordered or repeats >= 3 or long)
+        return "", unique * bool(plain and (ordered or repeats >= 3 or long))
     if distinct <= max(CATEGORIES // 2, rows / 20) or not (named or (ordered and dense)):
         return "", maybe
     follows = "follows the order of the rows, like an identifier (set group for a repeated entity)"
@@ -365,7 +372,7 @@ def alike(names: Iterable[str]) -> list[str]:
 
 def _eight_digit_dates(content: _Content) -> bool:
     """20240131 is a date if all are such."""
-    if content.known < FEW or not 19_000_101 <= float(np.min(content.counted[0].astype(float))) < 21_000_000:
+    if content.known < FEW or content.numbers is None or not 19_000_101 <= content.counted[0][0] < 21_000_000:
         return False
     return bool((cells.matches(content.texts, "[0-9]{8}") & ~np.isnan(cells.dates(content.texts))).all())
 
@@ -387,15 +394,18 @@ def _some_units(content: _Content) -> str:
     if not bare.any():
         return ""
     sample = _short(content.texts[int(np.argmax(bare))].as_py())
-    return f"some cells have the unit {how.unit} and some have none ({sample!r}): all are read on the same scale"
+    return (
+        f"some cells have the unit {how.unit} and some have none ({sample!r}): all are read on the same scale"
+    )
 
 
-def _marker(values: Array) -> str:
+def _marker(content: _Content) -> str:
     """Of -999 or 9999 that comes several times, further from the others than these are from each other."""
-    known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
-    if len(known) < 4:
-        return ""
-    for place, rest in ((0, known[1:]), (-1, known[:-1])):
+    known, counts = content.counted
+    if content.numbers is None:
+        values = content.column.values("numeric", content.number_format[0])[0]
+        known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    for place, rest in ((0, known[1:]), (-1, known[:-1])) if len(known) > 3 else ():
         value, text = float(known[place]), cell_text(float(known[place]))
         far = min(abs(value - rest[0]), abs(value - rest[-1])) > rest[-1] - rest[0]
         if far and counts[place] > 2 and re.fullmatch(r"-?99+|-9", text):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.domains import Domains
-from shoal.data.tables.cells import FALSE, TRUE, Format
+from shoal.data.tables.cells import FALSE, PLAIN, TRUE, Format
 from shoal.data.tables.kinds import quoted
 from shoal.data.tables.read import cell_text
 from shoal.data.tables.table import Column, row_list
@@ -38,7 +38,7 @@ class Labels:
 
     @classmethod
     def read(
-        cls, column: Column, name: str, task: str | None, how: Format = Format(), numbers: Any = None
+        cls, column: Column, name: str, task: str | None, how: Format = PLAIN, numbers: Any = None
     ) -> Labels:
         """The labels in a column; ``numbers`` are those of its rows in a file."""
         _complete(unlabelled(column), column, f"label {name!r}", numbers)
@@ -67,7 +67,9 @@ class Labels:
         texts, codes = column.categories(signs=True)
         names = list(texts)
         if (codes < 0).any():  # marks such as none, which name classes here
-            names += [text for text, gap in zip(column.distinct, column.missing, strict=True) if gap and text != "-"]
+            names += [
+                text for text, gap in zip(column.distinct, column.missing, strict=True) if gap and text != "-"
+            ]
             place = {text: n for n, text in enumerate(names)}
             codes = np.where(codes < 0, [place.get(text or "", -1) for text in column.texts()], codes)
         result = sorted(names, key=None if numeric is None else float)

@@ -275,7 +275,9 @@ def _plain(values: pd.Series, name: str) -> pd.Series:
         series = moments.dt.tz_localize(None).dt.as_unit("us")
     elif kind not in ("string", "empty"):
         series = series.astype(object).where(series.notna(), None)
-        if (nested := series.map(lambda cell: isinstance(cell, list | tuple | dict | set | np.ndarray))).any():
+        if (
+            nested := series.map(lambda cell: isinstance(cell, list | tuple | dict | set | np.ndarray))
+        ).any():
             row = int(nested.argmax())
             what = f"column {name!r}, row {row + 1}: a {type(series[row]).__name__}"
             raise InputError(f"{what}; a cell must be a number or a string.")

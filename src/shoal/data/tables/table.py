@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute as pc
 
 from shoal.data.tables import cells
 from shoal.data.tables.cells import Format
@@ -32,13 +33,18 @@ class Column:
     def __len__(self) -> int:
         return len(self.series)
 
+    @property
+    def arrow(self) -> Any:
+        """The cells of a column of text."""
+        return pa.chunked_array(self.series).cast(pa.string()).combine_chunks()
+
     @cached_property
     def encoded(self) -> tuple[Any, Array]:
         """The distinct cells as an Arrow array of text, and each row's place there, −1 where it is empty."""
         if self.is_number:
             codes, distinct = pd.factorize(self.series)
             return pa.array(map(cell_text, distinct), pa.string()), codes
-        found = pa.chunked_array([pa.array(self.series, pa.string())]).combine_chunks().dictionary_encode()
+        found = self.arrow.dictionary_encode()
         return found.dictionary, found.indices.fill_null(-1).to_numpy()
 
     @cached_property
@@ -64,19 +70,22 @@ class Column:
         return [listed[code] for code in (codes if rows is None else codes[rows]).tolist()]
 
     @cached_property
-    def plain_mark(self) -> str:
-        """The decimal mark, if all cells are numbers as programs write them, or missing; else empty."""
+    def plain(self) -> tuple[Array, str] | None:
+        """Of a column of numbers as programs write them: float64, NaN where missing, and the decimal mark."""
         if self.is_number:
-            return "."
-        texts = self.encoded[0]
-        return next((mark for mark in ".," if cells.plain_numbers(texts, mark) is not None), "")
+            return self.series.to_numpy(), "."
+        if (found := cells.plain_numbers(self.arrow)) is not None:
+            return found
+        return cells.plain_numbers(pc.if_else(pa.array(cells.is_missing(self.arrow)), None, self.arrow))
 
     @cached_property
     def marks(self) -> dict[str, int]:
         """What its text shows of the decimal mark (:func:`~shoal.data.tables.cells.marks`)."""
-        known = self.encoded[0].filter(pa.array(~self.missing))
-        shown = cells.marks(known[:2000])
-        return shown if shown["."] or shown[","] else cells.marks(known)
+        if self.plain is None:
+            return cells.marks(cells.numerals(self.encoded[0].filter(pa.array(~self.missing))).body)
+        first, every = (pc.utf8_ltrim(texts, characters="+-") for texts in (self.arrow[:2000], self.arrow))
+        shown = cells.marks(first)
+        return shown if shown["."] or shown[","] else cells.marks(every)
 
     def values(self, kind: str, how: Format) -> tuple[Array, dict[str, int]]:
         """The numbers of a numeric, boolean or date column, NaN where missing; and cells that are none."""
@@ -90,6 +99,8 @@ class Column:
             infinite = np.isinf(values)
             wrong = {cell_text(v): int((values == v).sum()) for v in np.unique(values[infinite])}
             return np.where(infinite, np.nan, values), wrong
+        if kind == "numeric" and self.plain is not None and self.plain[1] == how.decimal:
+            return self.plain[0], {}
         texts, codes = self.encoded
         found = np.where(self.missing, np.nan, PARSERS[kind](texts, how))
         bad = np.flatnonzero(np.isnan(found) & ~self.missing)
