@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_formulas import CLASSES, SGD, blocks, equal, meta, network, on
-from torch import Tensor, nn
+from test_formulas import SGD, blocks, equal, meta, network, on
 
 from references import adversarial
 from shoal.algorithms.base import trained_parameters
