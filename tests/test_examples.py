@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -260,3 +261,17 @@ def test_two_processes_of_lightning_and_transformers(here: Any, tmp_path: Path) 
     # A key's bias has no effect on attention: its gradient is rounding, which Adam makes steps of.
     own = {name: value for name, value in own.items() if "k_lin.bias" not in name}
     assert largest(found["huggingface_trainer"][0], own) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["images", "table"])
+def test_notebooks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell runs, and the notebook in the repository shows what it gives."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads((EXAMPLES / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    shown = {kind for cell in cells for output in cell.get("outputs", []) for kind in output.get("data", [])}
+    assert {"text/html", "image/png"} <= shown
+    world: dict[str, Any] = {"__name__": "notebook"}
+    for source in sources:
+        exec(compile(source, name, "exec"), world)

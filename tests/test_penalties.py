@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, mse_loss
@@ -19,7 +17,6 @@ from shoal.penalties import Blocks, DomainDiscriminator, FishrVariances, GroupWe
 
 DOMAINS, WIDTH, CLASSES = 4, 5, 3
 CLOSE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
 def same(found: Any, expected: Tensor) -> None:
@@ -74,7 +71,7 @@ def naive_discriminator(judge: DomainDiscriminator, b: dict[str, Any], penalty: 
 def discriminator(classes: int | None = None) -> DomainDiscriminator:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        return DomainDiscriminator(WIDTH, DOMAINS, width=8, classes=classes).double()
+        return DomainDiscriminator(WIDTH, DOMAINS, width=8, classes=classes, weight=0.3).double()
 
 
 # One batch
@@ -187,11 +184,9 @@ class TestOneBatch:
         assert not silent.requires_grad
         same(silent, found.detach())
 
-    @hypothesis.settings(max_examples=15, deadline=None)
-    @hypothesis.given(st.permutations(range(12)))
-    def test_the_order_of_the_examples_does_not_count(self, name: str, order: list[int]) -> None:
+    def test_the_order_of_the_examples_does_not_count(self, name: str) -> None:
         _, ours, _ = PENALTIES[name]
-        b = batch()
+        b, order = batch(), [7, 0, 11, 3, 5, 1, 10, 2, 9, 8, 4, 6]
         if name == "irm":  # but for the order within a domain
             domain = b["domain"].tolist()
             rows = {d: iter([n for n in range(12) if domain[n] == d]) for d in set(domain)}
@@ -222,10 +217,11 @@ class TestOneBatch:
             return ours(b | dict(zip(inputs, tensors, strict=True)))
 
         values = [b[n].clone().requires_grad_() for n in inputs]
-        if "discriminator" in name:  # whose gradient is reversed on purpose
-            found = torch.autograd.grad(function(*values), values)
-            expected = torch.autograd.grad(reference(b | dict(zip(inputs, values, strict=True))), values)
-            torch.testing.assert_close(found, tuple(-g for g in expected), **CLOSE)
+        if "discriminator" in name:  # whose gradient is reversed, but not that of the discriminator itself
+            values += JUDGE.parameters() if name == "discriminator" else CLASS_JUDGE.parameters()
+            found, *own = torch.autograd.grad(function(values[0]), values)
+            there, *expected = torch.autograd.grad(reference(b | {"features": values[0]}), values)
+            torch.testing.assert_close([found, *own], [-0.3 * there, *expected], **CLOSE)
         else:
             assert torch.autograd.gradcheck(function, values)
 
@@ -240,20 +236,6 @@ class TestOneBatch:
                 torch.testing.assert_close(found, expected)
                 assert found.dtype == (torch.float64 if "discriminator" in name else torch.float32)
             assert torch.is_autocast_enabled("cpu")
-
-    @needs_cuda
-    def test_on_cuda(self, name: str) -> None:
-        if name in BY_NUMBER:
-            return
-        _, ours, _ = PENALTIES[name]
-        b = {n: v.cuda() for n, v in batch().items()}
-        same(ours(b).cpu(), ours(batch()))
-        b |= {"domain": Blocks([4, 3, 5])}
-        expected = ours(b)
-        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
-            found = ours(b)
-        graph.replay()
-        same(found, expected)
 
     def test_bad_input_is_named(self, name: str) -> None:
         (what, *_), ours, _ = PENALTIES[name]
@@ -287,8 +269,6 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
         ),
     ),
     ("quantile.*got 1", lambda: penalties.quantile_risk(B["losses"], DOMAIN, 1.0)),
-    ("step_size.*got -1", lambda: GroupWeights(3, -1)),
-    ("ema.*got 1", lambda: FishrVariances(3, 2, 2, ema=1)),
     ("alpha.*got 0", lambda: penalties.mixup(B["features"], Y, DOMAIN, alpha=0)),
     ("token ids", lambda: penalties.mixup(Y, Y, DOMAIN)),
     ("y must be passed if", lambda: CLASS_JUDGE(B["features"], DOMAIN)),
@@ -302,9 +282,8 @@ def test_other_bad_input_is_named(message: str, call: Callable[[], Any]) -> None
         call()
 
 
-@pytest.mark.parametrize("sizes", [(4, 3), (1, 5, 2), (1, 1)])
-def test_coral_with_more_features_than_examples(sizes: tuple[int, ...]) -> None:
-    b = batch(sizes)
+def test_coral_with_more_features_than_examples() -> None:
+    b = batch((1, 5, 2))
     features = torch.cat([b["features"], b["features"].sin(), b["features"] ** 2 + 3], 1).requires_grad_()
     found, expected = (
         PENALTIES["coral"][1](b | {"features": features}),
@@ -326,10 +305,9 @@ def test_differences_of_squares_in_float32() -> None:
     torch.testing.assert_close(fishr(near).double(), fishr(far), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("outputs", [None, 2])
-def test_losses_of_a_regression(outputs: int | None) -> None:
+@pytest.mark.parametrize("columns", [0, slice(2)])
+def test_losses_of_a_regression(columns: Any) -> None:
     b = batch()
-    columns = 0 if outputs is None else slice(outputs)
     b |= {"logits": b["logits"][:, columns], "y": b["features"][:, columns]}
     found = penalties.irm(b["logits"], b["y"], b["domain"], loss=mse_loss)
     same(found, naive.irm(groups("logits", b), groups("y", b), mse_loss))
@@ -360,18 +338,6 @@ def test_a_layer_without_biases() -> None:
     state = FishrVariances(3, WIDTH, CLASSES, bias=False, ema=0.0, dtype=torch.float64)
     same(fishr(b, variances=state), expected)
     assert abs((expected - fishr(b)).item()) > 1e-6
-
-
-def test_one_optimizer_trains_discriminator_and_features() -> None:
-    """The discriminator down its loss, the features up it, λ times as much."""
-    b, judge = batch(), discriminator()
-    judge.weight = 0.3
-    z = b["features"].clone().requires_grad_()
-    judge(z, b["domain"]).backward()
-    own = torch.autograd.grad(judge.loss(z, b["domain"]), [z, *judge.parameters()])
-    same(z.grad, -0.3 * own[0])
-    for p, g in zip(judge.parameters(), own[1:], strict=True):
-        same(p.grad, g)
 
 
 def test_the_gradient_penalty() -> None:

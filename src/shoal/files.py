@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import inspect
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from filelock import FileLock
 
 from shoal.errors import InputError
 
@@ -20,6 +22,16 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+
+def file_lock(path: Path) -> FileLock:
+    """A lock of the operating system, which ends with the process, however that ends.
+
+    By default filelock 4 falls back to one that outlives a killed process; earlier versions do not.
+    """
+    flag = "fallback_to_soft"
+    only: Any = {flag: False} if flag in inspect.signature(FileLock.__init__).parameters else {}
+    return FileLock(path, mode=0o666, **only)
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:

@@ -1,25 +1,16 @@
 """Compare and combine the gradients of several domains, in any training loop.
 
-In your loop, replace ``loss.backward()`` by::
-
-    losses = losses_by_domain(cross_entropy(model(x), y, reduction="none"), domain)  # or any {domain: loss}
-    backward(losses, model, combine=pcgrad)  # or "and-mask", your own function, an aggregator of torchjd
-
-or, for second derivatives, with functions that compute the losses, by::
-
-    losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
-    idgm_backward(losses, model, gamma=1.0)
-
-The gradients of S domains are S lists of tensors, with one tensor per parameter. Let g_i be the gradient of
-domain i's *mean* loss (with a sum, the inner product would grow with the square of the batch size). Then
+:func:`backward` and :func:`idgm_backward` replace ``loss.backward()``. The gradients of S domains are S lists
+of tensors, with one tensor per parameter. Let g_i be the gradient of domain i's *mean* loss (with a sum, the
+inner product would grow with the square of the batch size). Then
 
     GIP  = 1/(S(S−1)) Σ_{i≠j} g_i·g_j                      the mean pairwise inner product
     cos  = 1/(S(S−1)) Σ_{i≠j} ĝ_i·ĝ_j,  ĝ = g/‖g‖          its normalised form, the mean pairwise cosine
 
 both computed in time linear in S, from ‖Σ g_i‖² = Σ ‖g_i‖² + Σ_{i≠j} g_i·g_j.
 
-Reference: Shi et al., Gradient Matching for Domain Generalization, 2021, with the mean over pairs in place of
-a factor 2/(S(S−1)) before a sum over ordered pairs, which is twice the mean.
+Reference: Shi et al., Gradient Matching for Domain Generalization, 2021, whose printed factor 2/(S(S−1))
+before a sum over ordered pairs is twice the mean.
 """
 
 from __future__ import annotations
@@ -76,8 +67,7 @@ def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 def gip(gradients: Gradients, *, normalize: bool = False) -> Tensor:
     """Compute the mean pairwise inner product of S ≥ 2 gradients, or their mean cosine (``normalize``).
 
-    A zero gradient has cosine 0 with every other; so has one so short (3e-10 in float32) that the derivative
-    of its norm would overflow.
+    A gradient of length zero (below 3e-10 in float32, where derivatives overflow) has cosine 0 with others.
 
     >>> gip([[torch.tensor([1.0, 0.0])], [torch.tensor([2.0, 2.0])]])
     tensor(2.)
@@ -187,20 +177,15 @@ def and_mask(gradients: Gradients, tau: float = 1.0) -> Gradient:
     """
     if not 0 <= tau <= 1:
         raise InputError(f"must be from 0 to 1, got {tau}.", "tau")
-
-    def mask(each: Tensor) -> Tensor:
-        # Counted, because on CUDA the mean of 41 ones is below 1.
-        return (each.sign().sum(0).abs() >= tau * len(each) - 1e-6).to(each.dtype)
-
-    return _masked(gradients, mask)
+    # Counted, because on CUDA the mean of 41 ones is below 1.
+    return _masked(gradients, lambda each: each.sign().sum(0).abs() >= tau * len(each) - 1e-6)
 
 
 def sand_mask(gradients: Gradients, tau: float = 0.5, k: float = 10.0) -> Gradient:
     """Average the gradients, multiplied by max(0, tanh(k/σ² (a − τ))) and divided by the mean of that mask.
 
-    For each component, a is the absolute mean of the S signs and σ² the variance of the S gradients, ``tau``
-    is the threshold τ and ``k`` the steepness. Unlike ``pcgrad`` and ``and_mask``, the result depends on the
-    scale of the loss.
+    For each component, a is the absolute mean of the S signs and σ² the variance of the S gradients; ``tau``
+    is the threshold τ and ``k`` the steepness. The result depends on the scale of the loss.
 
     >>> sand_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
@@ -220,7 +205,7 @@ def sand_mask(gradients: Gradients, tau: float = 0.5, k: float = 10.0) -> Gradie
 
 def _masked(gradients: Gradients, mask: Callable[[Tensor], Tensor]) -> Gradient:
     """The mean of each tensor, masked and divided by the mask's mean; zero where nothing is left."""
-    pairs = [(each.mean(0), mask(each)) for each in _stacked(gradients, least=2)]
+    pairs = [(each.mean(0), mask(each).to(each.dtype)) for each in _stacked(gradients, least=2)]
     return [mean * m / (m.mean() + 1e-10) for mean, m in pairs]
 
 
@@ -253,10 +238,7 @@ def _agreement(gradients: Gradients) -> list[tuple[Tensor, Tensor]]:
     return [(g.mean(0), g.sign().sum(0).abs() == len(g)) for g in _stacked(gradients, least=2)]
 
 
-RULES: Mapping[str, Combine] = {
-    **{"pcgrad": pcgrad, "and-mask": and_mask, "sand-mask": sand_mask},
-    **{"agr-sum": agr_sum, "agr-rand": agr_rand},
-}
+RULES = {rule.__name__.replace("_", "-"): rule for rule in (pcgrad, and_mask, sand_mask, agr_sum, agr_rand)}
 
 
 # Replacements of loss.backward() with first derivatives
@@ -289,23 +271,19 @@ def backward(
 
     ::
 
-        optimizer.zero_grad()
         losses = {d: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
-        backward(losses, model, combine=pcgrad)
-        optimizer.step()
+        backward(losses, model, combine=pcgrad)  # or "and-mask", your own function, an aggregator of torchjd
 
     One forward pass of a mixed batch (:func:`losses_by_domain`) is slower than one per domain, because each
-    of the S backward passes goes through the whole batch. As with ``Tensor.backward``, parameters that no
-    loss depends on are not changed, and the graphs are freed. With several processes, compute the losses with
+    of the S backward passes goes through the whole batch. With several processes, compute the losses with
     ``model.module`` and pass ``average``: DistributedDataParallel does not average these gradients.
 
     Args:
         losses: the mean loss of each domain, for at least two domains.
         params: a module or tensors; tensors that do not require a gradient are ignored.
-        combine: :func:`pcgrad` or another rule of this module, its name, such as ``"and-mask"``, or your own
-            function; ``functools.partial(and_mask, tau=0.8)`` passes settings. A module, such as an
-            aggregator of ``torchjd``, is called with the matrix (S, P) of all gradients and returns a vector
-            (P,); ``"torchjd:UPGrad"`` is ``torchjd.aggregation.UPGrad()``.
+        combine: a rule of this module or its name, or your own function of the list of gradients. A module,
+            such as an aggregator of ``torchjd``, is called with the matrix (S, P) of all gradients and
+            returns a vector (P,); ``"torchjd:UPGrad"`` is ``torchjd.aggregation.UPGrad()``.
         average: averages each domain's gradient, a list of tensors, over processes before ``combine``.
 
     Returns:
@@ -313,12 +291,11 @@ def backward(
     """
     trained, rule = _trained(params), _rule(combine)
     _check_domains(losses)
-    each = []
-    for loss, retain in zip(losses.values(), _needed_later(list(losses.values())), strict=True):
-        each.append(torch.autograd.grad(loss, trained, retain_graph=retain, allow_unused=True))
-    gradients = [_dense(found, trained) for found in each]
-    if average is not None:
-        gradients = [average(g) for g in gradients]
+    each = [
+        torch.autograd.grad(loss, trained, retain_graph=retain, allow_unused=True)
+        for loss, retain in zip(losses.values(), _needed_later(list(losses.values())), strict=True)
+    ]
+    gradients = [(average or list)(_dense(found, trained)) for found in each]
     total = rule(gradients)
     if [g.shape for g in total] != [p.shape for p in trained]:
         raise InputError("combine must return a list with one tensor per parameter, each of its shape.")
@@ -330,17 +307,12 @@ def backward(
 def _rule(combine: str | Combine | nn.Module) -> Combine:
     if isinstance(combine, str):
         combine = RULES[combine] if combine in RULES else _aggregator(combine)
-    if not isinstance(combine, nn.Module):
-        return combine
-
-    def of_matrix(gradients: list[Gradient]) -> Gradient:
-        vector = combine(torch.stack([_join(g) for g in gradients]))
-        return _split(vector, gradients[0])
-
-    return of_matrix
+    if isinstance(combine, nn.Module):
+        return lambda gradients: _split(combine(torch.stack([*map(_join, gradients)])), gradients[0])
+    return combine
 
 
-def _aggregator(name: str) -> Any:
+def _aggregator(name: str) -> nn.Module:
     package, _, which = name.partition(":")
     if package != "torchjd":
         raise unknown_name("rule", name, RULES, "combine")
@@ -350,22 +322,25 @@ def _aggregator(name: str) -> Any:
         raise InputError(f"{name} needs torchjd: pip install 'shoal[torchjd]'.", "combine") from error
     if not hasattr(aggregation, which):
         raise unknown_name("aggregator of torchjd", which, dir(aggregation), "combine")
-    return getattr(aggregation, which)()
+    made: nn.Module = getattr(aggregation, which)()
+    return made
 
 
 def _trained(params: Trainable) -> list[Tensor]:
     """The tensors that require a gradient, each once."""
     if isinstance(params, nn.parallel.DistributedDataParallel):
         raise InputError(
-            "params is a DistributedDataParallel, which does not average these gradients: take the "
-            "losses from model.module, and pass params=model.module and average=…"
+            "must not be a DistributedDataParallel, which does not average these gradients: take losses and "
+            "parameters from model.module, and pass average=…",
+            "params",
         )
     every = list(params.parameters() if isinstance(params, nn.Module) else params)
     trained = [p for p in dict.fromkeys(every) if p.is_leaf and p.requires_grad]
     if not trained:
         raise InputError(
-            f"params must be a module or leaf tensors that require a gradient, got {shown(params)}. "
-            "An iterator, such as model.parameters(), can be read only once."
+            f"must be a module or leaf tensors that require a gradient, got {shown(params)} (an iterator can "
+            "be read only once).",
+            "params",
         )
     return trained
 
@@ -388,7 +363,7 @@ def _needed_later(losses: Sequence[Tensor]) -> list[bool]:
             if node is not None and node.next_functions and node not in nodes:  # leaves have no next ones
                 nodes.add(node)
                 pending += [function for function, _ in node.next_functions]
-        shared.append(not nodes.isdisjoint(later))
+        shared.append(bool(nodes & later))
         later |= nodes
     return shared[::-1]
 
@@ -406,14 +381,7 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`.
-
-    Attributes:
-        losses: losses (S,).
-        mean: mean gradient.
-        value: the measure.
-        slope: gradient of the measure.
-    """
+    """The result of :func:`match`: losses (S,), the mean gradient, the measure and its gradient."""
 
     losses: Tensor
     mean: Gradient
@@ -425,7 +393,7 @@ class Matching(NamedTuple):
 
         With ``trust``, the norm of the second term is limited to this multiple of the mean gradient's norm.
         """
-        # Not by as_tensor: a copy to the device cannot be captured in a CUDA graph.
+        # Not by as_tensor: a CUDA graph cannot capture a copy to the device.
         weight = weight.to(self.value) if isinstance(weight, Tensor) else torch.full_like(self.value, weight)
         if trust is not None:
             slope, mean = (torch.linalg.vector_norm(_join(g)) for g in (self.slope, self.mean))
@@ -452,30 +420,25 @@ def match(
         cosine     v_i = 2/(S(S−1)) (I − ĝ_i ĝ_iᵀ)/‖g_i‖ Σ_{j≠i} ĝ_j       grows without bound as ‖g_i‖ → 0
         variance   v_i = 2/S (g_i − ḡ)                                      of 1/S Σ_i ‖g_i − ḡ‖²
 
-    The exact method keeps the graphs of all domains in memory. Finite differences compute
-    (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, with one graph in memory at a time.
-    With smooth activations the default r is within a few per cent of exact, and the error is proportional to
-    r. This does not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds a jump divided
-    by r.
+    The exact method keeps the graphs of all domains in memory. Finite differences,
+    (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r, keep one. With smooth activations they are within a few per cent of
+    exact; with ReLU, whose kinks the exact form ignores, each kink crossed adds a jump divided by r.
 
     Args:
         losses: functions that compute the mean loss of each domain with the current parameters.
         params: parameters to differentiate with respect to.
         measure: ``"gip"``, ``"cosine"`` or ``"variance"``.
         method: ``"exact"`` or ``"finite-difference"``.
-        radius: r of finite differences (default: 0.03, or the square root of the machine epsilon times
-            1 + ‖θ‖ if that is larger).
+        radius: r (default: 0.03, or the square root of the machine epsilon times 1 + ‖θ‖ if that is larger).
         model: module whose second pass (by finite differences) uses the dropout masks of the first and does
             not update buffers.
-        average: averages a gradient over processes which hold parts of the batch of each domain; called
-            before any non-linear operation.
+        average: averages a gradient over processes which hold parts of the batch of each domain.
     """
     if len(losses) < 2 or not all(map(callable, losses)):
         raise InputError(f"losses must be functions, of at least 2 domains, got {shown(losses)}.")
     check_names("measure", [measure], get_args(Measure))
     check_names("method", [method], get_args(Method))
-    exact, params = method == "exact", list(params)
-    mean_of = average or (lambda tensors: tensors)
+    exact, params, mean_of = method == "exact", list(params), average or list
     state = None if exact or model is None else random_state(model)
     values, graphs, rows = [], [], []
     with sdpa_kernel(SDPBackend.MATH) if exact else nullcontext():  # other attention has one derivative only
@@ -492,8 +455,8 @@ def match(
                 measured = torch.stack([(row - mean).square().sum() for row in rows]).mean()
             else:
                 measured = gip([[row] for row in rows], normalize=measure == "cosine")
-            directions = list(torch.autograd.grad(measured, rows, retain_graph=False))
-        slope = torch.zeros_like(directions[0])
+            directions = list(torch.autograd.grad(measured, rows))
+        slope = torch.zeros_like(rows[0], requires_grad=False)
         while exact and graphs:
             slope += _join(_directional(graphs.pop(), params, _split(directions.pop(), params)))
     if not exact:
@@ -503,8 +466,7 @@ def match(
         with nullcontext() if model is None else preserve_state(model, since=state):
             for loss, row, v in zip(losses, rows, directions, strict=True):
                 size = torch.linalg.vector_norm(v)
-                unit = v / torch.where(size > 0, size, 1)
-                with moved(params, _split(unit, params), r):
+                with moved(params, _split(v / torch.where(size > 0, size, 1), params), r):
                     slope += (_join(gradient(loss(), params)) - row.detach()) * (size / r)
     found = mean_of(_split(slope, params))
     return Matching(torch.stack(values), _split(mean.detach(), params), measured.detach(), found)
@@ -529,8 +491,6 @@ def idgm_backward(
 
         losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
         idgm_backward(losses, model, gamma=0.5)
-
-    It works like :func:`backward`, with zeros for parameters that no loss depends on, and without loss scale.
 
     Args:
         losses: for each domain, a function that computes its mean loss with the current parameters.

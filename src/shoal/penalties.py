@@ -9,20 +9,11 @@ to the loss::
     logits = head(z)
     loss = cross_entropy(logits, y) + shoal.penalties.coral(z, domain)
 
-The algorithms of :mod:`shoal.algorithms` call these functions. Half-precision inputs are converted to
-float32, without autocast. Penalties that compare domains need several examples of at least two domains in
-each batch, as :class:`shoal.data.DomainBatchSampler` yields them with ``mixed=True``.
-
-**BatchNorm.** One forward pass of a mixed batch computes BatchNorm's statistics over all domains; one pass
-per domain normalises each domain separately, which removes differences in mean and scale before a penalty can
-measure them. Published code does either, and the choice matters: for an untrained ResNet-18 on PACS it
-changes the gradient of a step by 108 % to 137 %. In :func:`shoal.fit`, ``batch_norm`` selects one.
-
-**GPUs.** A penalty reads the values of ``domain``, so every call waits for the GPU once. For a batch that is
-ordered by domain, pass :class:`Blocks` instead; CUDA graphs can then capture the step::
-
-    penalty = coral(z, Blocks([n] * s))
-    loss = group_dro(losses, Blocks([n] * s, ids=domain[::n]), weights)
+Half-precision inputs are converted to float32, without autocast. Penalties that compare domains need several
+examples of at least two domains in each batch, as :class:`shoal.data.DomainBatchSampler` yields them with
+``mixed=True``. One forward pass of a mixed batch computes BatchNorm's statistics over all domains; one pass
+per domain removes differences in mean and scale before a penalty can measure them. Published code does
+either, and the choice matters: for an untrained ResNet-18 on PACS it changes the gradient by over 100 %.
 """
 
 from __future__ import annotations
@@ -50,9 +41,8 @@ HALF = (torch.float16, torch.bfloat16)
 def _penalty(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """What all have in common: float32 or float64 without autocast, and second derivatives.
 
-    There is a graph inside under ``torch.no_grad`` too, and torch.compile, which knows no second derivatives,
-    does not trace it. ``torch.compiler.disable`` as a decorator would import the compiler, which takes longer
-    than importing torch.
+    torch.compile, which knows no second derivatives, does not trace it. ``torch.compiler.disable`` as a
+    decorator would import the compiler, which takes longer than importing torch.
     """
 
     @functools.wraps(function)
@@ -65,17 +55,18 @@ def _penalty(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
             return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
         named: dict[str, Any] = {name: full(value) for name, value in kwargs.items()}
-        wanted = torch.is_grad_enabled()
         kind = next(v.device.type for v in [*args, *named.values()] if isinstance(v, Tensor))
         with torch.enable_grad(), torch.autocast(kind, enabled=False):
             result = function(*map(full, args), **named)
-        return result if wanted else result.detach()
+        return result if torch.is_grad_enabled() else result.detach()
 
     return call
 
 
 class Blocks(NamedTuple):
     """The domains of a batch that is ordered by domain, instead of a tensor ``domain``.
+
+    Its values are not read, so that no call waits for the GPU and CUDA graphs can capture the step.
 
     Args:
         sizes: the number of examples of each domain in the batch, in order.
@@ -93,13 +84,6 @@ class Blocks(NamedTuple):
 Domain = Tensor | Blocks
 
 
-class _Blocks(NamedTuple):
-    """The domains of a batch, whatever it said of them."""
-
-    sizes: list[int]
-    ids: Tensor
-
-
 @_penalty
 def coral(features: Tensor, domain: Domain) -> Tensor:
     """The distance between the domains' feature means and covariances (CORAL).
@@ -112,8 +96,8 @@ def coral(features: Tensor, domain: Domain) -> Tensor:
     Reference: Sun and Saenko, Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV 2016; the
     means as in Koh et al., WILDS, 2021.
     """
-    blocks, (features,) = _grouped(domain, features)
-    groups = features.flatten(1).split(blocks.sizes)
+    sizes, _, features = _grouped(domain, features)
+    groups = features.flatten(1).split(sizes)
     means = torch.stack([z.mean(0) for z in groups])
     # C = AᵀA, with A the centred rows over √(n − 1).
     roots = [(z - m) * max(len(z) - 1, 1) ** -0.5 for z, m in zip(groups, means, strict=True)]
@@ -122,8 +106,7 @@ def coral(features: Tensor, domain: Domain) -> Tensor:
         return _mean_over_pairs(means) + _mean_over_pairs(covariances)
     # ⟨C_i, C_j⟩ = ‖A_i A_jᵀ‖² needs no matrix of d². In float64, for it is a difference of squares.
     every = torch.cat(roots).to(widest(features.device))
-    squares = (every @ every.T).square()
-    products = _cells(squares, blocks.sizes, torch.sum)
+    products = _cells((every @ every.T).square(), sizes, torch.sum)
     return _mean_over_pairs(means) + (_mean_distance(products) / d**2).to(features.dtype)
 
 
@@ -158,14 +141,14 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
     Reference: Li et al., Domain Generalization with Adversarial Feature Learning, CVPR 2018; Gretton et al.,
     A Kernel Two-Sample Test, 2012.
     """
-    blocks, (features,) = _grouped(domain, features)
+    sizes, _, features = _grouped(domain, features)
     # The narrow kernels look at differences that a difference of float32 squares would lose.
     every = features.flatten(1).to(widest(features.device))
     every = every - every.mean(0).detach()
     squares = every.square().sum(1)
     distances = (squares[:, None] + squares[None] - 2 * every @ every.T).clamp(min=0)
     kernel = torch.stack([torch.exp(-gamma * distances) for gamma in GAMMAS]).sum(0)
-    return _mean_distance(_cells(kernel, blocks.sizes, torch.mean)).to(features.dtype)
+    return _mean_distance(_cells(kernel, sizes, torch.mean)).to(features.dtype)
 
 
 @_penalty
@@ -183,7 +166,7 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
 
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """
-    blocks, (logits, y) = _grouped(domain, logits, y, least=1)
+    sizes, _, logits, y = _grouped(domain, logits, y, least=1)
 
     def slope(output: Tensor, target: Tensor) -> Tensor:
         scale = torch.ones((), dtype=output.dtype, device=output.device, requires_grad=True)
@@ -191,7 +174,7 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
         return torch.autograd.grad(value, scale, create_graph=True)[0]
 
     squares = []
-    for output, target in zip(logits.split(blocks.sizes), y.split(blocks.sizes), strict=True):
+    for output, target in zip(logits.split(sizes), y.split(sizes), strict=True):
         if len(target) == 1:
             squares.append(slope(output, target).square())
         else:
@@ -241,8 +224,8 @@ def _domain_losses(
     """The domains' mean losses, (S,), and the domains' numbers."""
     if losses.ndim != 1:
         raise InputError(f'losses must be (B,), got {tuple(losses.shape)}: reduction="none" gives them.')
-    blocks, (losses,) = _grouped(domain, losses, least=least, known=known)
-    return torch.stack([each.mean() for each in losses.split(blocks.sizes)]), blocks.ids
+    sizes, ids, losses = _grouped(domain, losses, least=least, known=known)
+    return torch.stack([each.mean() for each in losses.split(sizes)]), ids
 
 
 class GroupWeights(nn.Module):
@@ -260,7 +243,6 @@ class GroupWeights(nn.Module):
 
     def __init__(self, domains: int, step_size: float = 0.01, *, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        _check_range("step_size", step_size, step_size >= 0, "at least 0")
         self.step_size = step_size
         self.register_buffer("log_weights", torch.zeros(domains, dtype=dtype))
 
@@ -271,7 +253,7 @@ def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
 
     Domains with a high loss get a higher weight: q_d ∝ exp(η Σ L_d), summed over the batches that contain the
     domain. If a batch contains S of T domains, the loss is multiplied by T/S, so that its expectation is the
-    loss over all domains.
+    loss over all domains. ``losses`` and ``domain`` are the batch, ``weights`` are the q_d.
 
     >>> group_dro(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), GroupWeights(2, step_size=0.0))
     tensor(2.)
@@ -310,7 +292,8 @@ def quantile_risk(losses: Tensor, domain: Domain, quantile: float = 0.75) -> Ten
 
     Reference: Eastwood et al., Probable Domain Generalization via Quantile Risk Minimization, NeurIPS 2022.
     """
-    _check_range("quantile", quantile, 0 < quantile < 1, "above 0 and below 1")
+    if not 0 < quantile < 1:
+        raise InputError(f"must be above 0 and below 1, got {quantile}.", "quantile")
     means, _ = _domain_losses(losses, domain)
     each = means.to(widest(means.device))
     mean = each.mean()
@@ -370,7 +353,6 @@ class FishrVariances(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_range("ema", ema, 0 <= ema < 1, "from 0 to below 1")
         self.bias, self.ema = bias, ema
         self.register_buffer("smoothed", torch.zeros(domains, outputs * (features + bias), dtype=dtype))
 
@@ -389,8 +371,7 @@ def fishr(
     """The difference between domains in the variance of the last layer's per-example gradients (Fishr).
 
     The gradient of one example's loss with respect to the weights of a linear layer is r zᵀ, where z are its
-    features and r is the gradient with respect to its logits. The variances therefore need no backward pass
-    per example:
+    features and r is the gradient with respect to its logits:
 
         Var(W) = mean(r²)(z²)ᵀ − (mean r zᵀ)²,   Var(b) = mean r² − (mean r)²
 
@@ -415,15 +396,15 @@ def fishr(
     """
     bias = bias if variances is None else variances.bias
     known = None if variances is None else len(variances.smoothed)
-    blocks, (features, logits, y) = _grouped(domain, features, logits, y, known=known)
+    sizes, ids, features, logits, y = _grouped(domain, features, logits, y, known=known)
     dtype = torch.promote_types(features.dtype, logits.dtype)
-    split = [t.split(blocks.sizes) for t in (logits.to(dtype), features.to(dtype), y)]
+    split = [t.split(sizes) for t in (logits.to(dtype), features.to(dtype), y)]
     found = torch.stack([_gradient_variances(loss, o, z, t, bias) for o, z, t in zip(*split, strict=True)])
     if variances is not None:
         before = variances.smoothed
-        smooth = torch.lerp(found, before[blocks.ids].to(found.dtype), variances.ema)
+        smooth = torch.lerp(found, before[ids].to(found.dtype), variances.ema)
         if variances.training:
-            before.index_copy_(0, blocks.ids, smooth.detach().to(before.dtype))
+            before.index_copy_(0, ids, smooth.detach().to(before.dtype))
         found = smooth / (1 - variances.ema)
     return (found - found.mean(0)).square().mean()
 
@@ -444,16 +425,14 @@ class DomainDiscriminator(nn.Module):
     """A multilayer perceptron that predicts the domain from the features, for DANN and CDANN.
 
     Calling it returns its loss behind a gradient-reversal layer: minimising that trains the discriminator,
-    while the model receives the gradient times −λ and learns features from which the domain cannot be
-    predicted. :meth:`loss` is without the reversal, for separate optimizers. ::
+    while the model receives the gradient times −λ. :meth:`loss` is without the reversal. ::
 
         discriminator = DomainDiscriminator(512, domains=4)
         optimizer = Adam([*model.parameters(), *discriminator.parameters()])
         loss = cross_entropy(head(z), y) + discriminator(z, domain)
 
     With ``classes`` it is that of CDANN, ``discriminator(features, domain, y)``: a learned vector of the
-    class is added to the features, and every class has the same weight in its loss. The domains may then
-    differ in their class frequencies.
+    class is added to the features, and every class has the same weight in its loss.
 
     Args:
         features: the number of features per example.
@@ -513,20 +492,18 @@ class DomainDiscriminator(nn.Module):
         """
         if (y is None) != (self.classes is None):
             raise InputError("must be passed if the discriminator has classes, and only then.", "y")
-        given = [features] if y is None else [features, y]
-        blocks, (z, *rest) = _grouped(domain, *given, least=1, known=self.domains)
+        labels = [] if y is None else [y]
+        sizes, ids, z, *labels = _grouped(domain, features, *labels, least=1, known=self.domains)
         if gradient_penalty and not z.requires_grad:
             z = z.detach().requires_grad_()
         hidden = z.flatten(1).to(next(self.parameters()).dtype)
-        if self.classes is not None:
-            hidden = hidden + self.classes(rest[0])
-        numbers = torch.cat([n.expand(size) for n, size in zip(blocks.ids, blocks.sizes, strict=True)])
+        weights = torch.ones_like(hidden[:, 0])
+        for label in labels:  # of an example, one over the size of its class
+            hidden = hidden + self.classes(label)  # type: ignore[misc]
+            weights = weights / (label[:, None] == label).sum(1)
+        numbers = torch.cat([n.expand(size) for n, size in zip(ids, sizes, strict=True)])
         each = cross_entropy(self.layers(hidden), numbers, reduction="none")
-        total = each.mean()
-        if self.classes is not None:
-            same = rest[0][:, None] == rest[0]
-            weights = 1 / same.sum(1).to(each.dtype)  # of an example, one over the size of its class
-            total = (weights * each).sum() / weights.sum()
+        total = (weights * each).sum() / weights.sum()
         if gradient_penalty:
             (slope,) = torch.autograd.grad(each.sum(), z, create_graph=True)
             total = total + gradient_penalty * slope.flatten(1).square().sum(1).mean()
@@ -584,17 +561,16 @@ def mixup(
             "x must hold floating-point numbers or uint8 images; in place of token ids, which have nothing "
             "between them, mix features."
         )
-    blocks, (order, *_) = _grouped(domain, torch.arange(len(y), device=y.device), y, *parts)
-    count = len(blocks.sizes)
+    sizes, _, order, *_ = _grouped(domain, torch.arange(len(y), device=y.device), y, *parts)
     if shares is None:
-        shares = mixup_shares(count, alpha, y.device)
-    examples = order.split(blocks.sizes)
+        shares = mixup_shares(len(sizes), alpha, y.device)
+    examples = order.split(sizes)
     pairs = list(zip(examples, [*examples[1:], examples[0]], strict=True))
-    sizes = [min(len(a), len(b)) for a, b in pairs]
+    counts = [min(len(a), len(b)) for a, b in pairs]
     first, second = (
-        torch.cat([pair[which][:n] for pair, n in zip(pairs, sizes, strict=True)]) for which in (0, 1)
+        torch.cat([pair[which][:n] for pair, n in zip(pairs, counts, strict=True)]) for which in (0, 1)
     )
-    share = torch.cat([s.expand(n) for s, n in zip(shares, sizes, strict=True)])
+    share = torch.cat([s.expand(n) for s, n in zip(shares, counts, strict=True)])
 
     def mixed(values: Tensor) -> Tensor:
         image = values.dtype == torch.uint8  # rounded, since a model may take floats for another scale
@@ -616,7 +592,8 @@ def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
         alpha: α.
         device: device of the values.
     """
-    _check_range("alpha", alpha, alpha > 0, "above 0")
+    if not alpha > 0:
+        raise InputError(f"must be above 0, got {alpha}.", "alpha")
     alphas = torch.full((count, 2), alpha, dtype=widest(device), device=device)
     logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
     return torch.sigmoid(logs[:, 0] - logs[:, 1])
@@ -625,10 +602,8 @@ def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
 # What they have in common
 
 
-def _grouped(
-    domain: Domain, *tensors: Tensor, least: int = 2, known: int | None = None
-) -> tuple[_Blocks, list[Tensor]]:
-    """The tensors with their examples ordered by domain, as the domains first appear, and those domains.
+def _grouped(domain: Domain, *tensors: Tensor, least: int = 2, known: int | None = None) -> Any:
+    """The sizes and numbers of the domains as they first appear, then the tensors in that order.
 
     At least that many domains are needed; with ``known``, their numbers are from 0 to that.
     """
@@ -639,9 +614,9 @@ def _grouped(
     device = tensors[0].device
     if isinstance(domain, Blocks):
         ids = torch.arange(len(domain.sizes), device=device) if domain.ids is None else domain.ids
-        return _Blocks(list(domain.sizes), ids), list(tensors)
+        return list(domain.sizes), ids, *tensors
     numbers, start, place, sizes = np.unique(
-        domain.detach().cpu().numpy(), return_index=True, return_inverse=True, return_counts=True
+        domain.numpy(force=True), return_index=True, return_inverse=True, return_counts=True
     )
     if len(numbers) < least:
         raise InputError(
@@ -653,12 +628,7 @@ def _grouped(
     appeared = start.argsort()
     order = torch.from_numpy(appeared.argsort()[place].argsort(kind="stable")).to(device)
     ids = torch.from_numpy(numbers[appeared].astype(np.int64)).to(device)
-    return _Blocks(sizes[appeared].tolist(), ids), [values[order] for values in tensors]
-
-
-def _check_range(name: str, value: float, right: bool, words: str) -> None:
-    if not right:
-        raise InputError(f"must be {words}, got {value}.", name)
+    return sizes[appeared].tolist(), ids, *(values[order] for values in tensors)
 
 
 def _mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:

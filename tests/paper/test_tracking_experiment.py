@@ -70,7 +70,7 @@ def test_runs_are_those_of_the_papers_algorithms(number: int) -> None:
     regrouped = draw(training.data.splits["train"], 8, 3, seed=config.seed, draw="regrouped")
     for step, found in enumerate(record.agreement):
         batches, shuffled = (
-            [training.examples.batch(torch.from_numpy(rows)) for _, rows in sampler.plan(step)]
+            [training.data.examples.batch(torch.from_numpy(rows)) for _, rows in sampler.plan(step)]
             for sampler in (domains, regrouped)
         )
         assert {tuple(x.flatten().tolist()) for b in batches for x in b[0]} == {

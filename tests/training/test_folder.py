@@ -32,9 +32,7 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 from shoal.training.folder import RunFolder
-from shoal.training.journal import Journal
 from shoal.training.loggers import Metrics, TensorBoard
-from shoal.training.processes import Processes
 from training import finetuning
 
 
@@ -178,20 +176,20 @@ def test_a_full_disk_is_named_and_earlier_checkpoints_stay(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, Journal(tmp_path, Processes("cpu"), resume_hint="again") as journal:
-        assert journal.restore() is None
-        assert journal.checkpoint(1, {"step": 1})
+    with monkeypatch.context() as patch, RunFolder(tmp_path, hint="again") as folder:
+        assert folder.restore() is None
+        assert folder.save(1, {"step": 1})
         patch.setattr("shoal.training.checkpoint.replacing", full)
         patch.setattr("shoal.files.write_atomically", full)
         with pytest.warns(UserWarning, match=r"step 2 could not be .*No space.*the latest is that of 1\. Tr"):
-            assert not journal.checkpoint(2, {"step": 2})
-        assert not journal.checkpoint(3, {"step": 3})  # one warning
+            assert not folder.save(2, {"step": 2})
+        assert not folder.save(3, {"step": 3})  # one warning
         with pytest.raises(InputError, match=r"record\.json .*No space left.*: again"):
-            journal.write_record({})
-    with Journal(tmp_path, Processes("cpu")) as journal:
-        state = journal.restore()
+            folder.write_record({})
+    with RunFolder(tmp_path) as folder:
+        state = folder.restore()
         assert state is not None
-        assert (state["step"], journal.saved) == (1, 1)
+        assert (state["step"], folder.saved) == (1, 1)
 
 
 @contextmanager
@@ -261,14 +259,15 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     module.init = lambda **options: inits.append(options) or Run()  # type: ignore[attr-defined, func-returns-value]
     monkeypatch.setitem(sys.modules, "wandb", module)
     for folder in ("a", "a", "b"):
-        with Journal(tmp_path / folder, Processes("cpu"), wandb="sea", config={"lr": 0.1}) as journal:
-            journal.line(line(3, losses={"oslo": 0.25}))
-            with journal.stage("retrain") as stage:
-                stage.line({"phase": "retrain", "step": 4, "loss": 1.0})
+        with RunFolder(tmp_path / folder, wandb="sea") as run:
+            run.write_config({"lr": 0.1})
+            run.log(line(3, losses={"oslo": 0.25}))
+            with run.stage("retrain") as stage:
+                stage.log({"phase": "retrain", "step": 4, "loss": 1.0})
             if folder == "b":
                 break
             with pytest.warns(UserWarning, match="a line was not written .no connection"):
-                journal.line(line(5))
+                run.log(line(5))
         found, logged[:] = list(logged), []
     assert found[:2] == [
         {"step": 3, "loss": 0.5, "losses/oslo": 0.25},

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.api.fit import as_domain_data
 from shoal.data import Domains
-from shoal.data.batch import as_examples
 from shoal.training.evaluate import MOST_DOMAINS, sample
-from shoal.training.examine import examine
 from shoal.training.options import complete
 from shoal.training.setup import NUMBERS, TRAIN_SAMPLE, Setup
 
@@ -45,7 +43,9 @@ def inputs(x: Tensor) -> Any:
 
 
 def batch_of(model: nn.Module, data: Any) -> int:
-    return Setup("erm", model, data, complete(steps=1, batch_size=2, device="cpu", progress=False)).eval_batch
+    return Setup(
+        "erm", model, data, complete(steps=1, batch_size=2, device="cpu", progress=False)
+    ).evaluator.batch_size
 
 
 class Convolved(nn.Module):
@@ -83,9 +83,7 @@ def test_the_batch_of_an_evaluation_fits_the_largest_tensor_of_the_model() -> No
     wide = nn.Sequential(nn.Linear(2, 5000), nn.Linear(5000, 5000), nn.Linear(5000, 2))
     assert batch_of(wide, inputs(torch.randn(8, 2))) == most // 5000
     long = [(torch.randint(50, (5 if i < 2 else 500,)), i % 2) for i in range(8)]  # the first two are short
-    short = as_domain_data({"a": (torch.zeros(8, 5).long(), torch.arange(8) % 2)}, None, None)
-    found = examine(Tokens(2000), short, as_examples(long), torch.device("cpu"), 2)
-    assert found.numbers == 500 * 2000
+    assert batch_of(Tokens(2000), as_domain_data({"a": long}, None, None)) == most // (500 * 2000)
 
 
 def blobs(count: int) -> dict[str, tuple[Tensor, Tensor]]:

@@ -140,7 +140,7 @@ def test_predictions_and_files_of_a_task(task: str, tmp_path: Path) -> None:
     expected = output if kind == "regression" else (output > 0) if kind == "multilabel" else output.argmax(1)
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
     if kind == "multilabel":
-        np.testing.assert_allclose(run.trained().predict_proba(x), output.sigmoid(), atol=1e-6)
+        np.testing.assert_allclose(run.trained().predict_proba(x), output.sigmoid().reshape(N, -1), atol=1e-6)
     lines = next((tmp_path / "run" / "predictions").glob("*test*")).read_text().splitlines()
     assert (len(lines), len(lines[0].split(","))) == (2 * N, y[0].numel())
     np.testing.assert_allclose(shoal.load(tmp_path / "run", model=network(task)).predict(x), found)

@@ -20,6 +20,7 @@ from shoal.data.domains import Domains
 from shoal.errors import InputError, unknown_name
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import PYTHON, RunRecord
+from shoal.files import read_yaml
 from shoal.losses import BINARY, find_terms
 from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
@@ -27,9 +28,8 @@ from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
-from shoal.training.journal import Journal
 from shoal.training.metrics import METRICS
-from shoal.training.options import OPTIMIZERS, complete
+from shoal.training.options import OPTIMIZERS, complete, plain
 from shoal.training.processes import Processes
 from shoal.training.recipes import Job, find_recipe
 from shoal.training.setup import Setup
@@ -259,41 +259,39 @@ def fit(
     if folder is None:
         if resume or full["wandb"] or full["predictions"]:
             raise InputError("resume, wandb and predictions require folder.")
-        return run(Job(algorithm, model, data, full, label))
-    kept = RunFolder(folder)
+        return _run(Job(algorithm, model, data, full, label), None)
+    processes = Processes(full["device"])
+    hint = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
+    run_folder = RunFolder(folder, processes, wandb=full["wandb"], hint=hint)
     # The main process answers for all, before it writes anything.
-    started, finished = Processes(full["device"]).gather((kept.started, kept.finished))[0]
+    started, finished = processes.gather((run_folder.started, run_folder.finished))[0]
     if started and not resume:
         state = "a finished run" if finished else "a run that is not finished"
         raise InputError(
             f"{str(folder)!r} contains {state}; choose another folder, or resume it with resume=True.",
             "folder",
         )
-    job = Job(algorithm, model, data, full, label)
-    config = describe(job.setup)
-    hint = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
-    with Journal(
-        folder, job.setup.processes, wandb=full["wandb"], config=config, resume_hint=hint
-    ) as journal:
-        journal.write_config(config)
-        result = run(job, journal)
+    job = Job(algorithm, model, data, full, label, processes)
+    with run_folder:
+        run_folder.write_config(describe(job.setup))
+        result = _run(job, run_folder)
         result._files = functools.partial(result._files, calibrated(job.setup))
         if name := full["predictions"]:
             from shoal.training import predictions
 
             called = "data" if name is True else str(name)
             predictions.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
-        journal.finish(model.state_dict(), result.record, result._files)
+        run_folder.finish(model.state_dict(), result.record, result._files)
     return result
 
 
-def run(job: Job, journal: Journal | None = None) -> Fit:
+def _run(job: Job, folder: RunFolder | None) -> Fit:
     """Takes a training to its end and puts the selected weights into the model."""
-    selected = job.run(journal)
+    selected = job.run(folder)
     setup = job.setup
     record = RunRecord(config=_config(setup), **summary(job)).to_dict()
-    main = journal is not None and setup.processes.main
-    config = journal.read_config() if main and journal else describe(setup, where=False)
+    written = folder is not None and folder.main
+    config = read_yaml(folder.config) if folder and written else describe(setup, where=False)
     recipe = getattr(setup.model, "recipe", None)
     return Fit(
         model=setup.model,
@@ -315,27 +313,25 @@ def _config(setup: Setup) -> RunConfig:
 
     Data and models are not part of it: readers tell these runs apart by their folders.
     """
-    optimizer = setup.engine.optimizer
+    optimizer, options = setup.engine.optimizer, plain(setup.options)
     first = optimizer.param_groups[0]
     lr = setup.rates.base if setup.rates else first.get("initial_lr", first["lr"])
-    described = describe(setup, where=False)
-    names = declared(TrainingOptions)
-    given = {name: value for name, value in described["options"].items() if name in names}
     known = [name for name, each in OPTIMIZERS.items() if each is type(optimizer)]
-    changes: dict[str, Any] = {"optimizer": known[0] if known else "adam", "lr": float(lr)}
+    fields = {name: options[name] for name in declared(TrainingOptions)}
+    fields |= {"optimizer": known[0] if known else "adam", "lr": float(lr), "eval_every": setup.eval_every}
+    fields["domains_per_step"] = setup.sampler.domains_per_step
     if not known:
-        changes["optimizer_options"] = {**given["optimizer_options"], "class": type(optimizer).__name__}
-    selects = setup.selects.name if setup.selects else None
-    changes |= {"metric": selects if selects in METRICS else None, "select": setup.select}
-    changes |= {"domains_per_step": setup.sampler.domains_per_step, "eval_every": setup.eval_every}
+        fields["optimizer_options"] |= {"class": type(optimizer).__name__}
     if callable(setup.options["schedule"]):
-        changes["schedule"] = None
+        fields["schedule"] = None
+    selects = setup.evaluator.selects
+    fields["metric"] = selects.name if selects and selects.name in METRICS else None
     return RunConfig(
         dataset=PYTHON,
         algorithm=setup.label,
-        data_options={"domains": described["domains"]},
-        model=described["model"],
-        **{**given, **changes},
+        data_options={"domains": {split: len(domains) for split, domains in setup.data.splits.items()}},
+        model=type(setup.model).__name__,
+        **fields,
     )
 
 

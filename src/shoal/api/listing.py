@@ -30,7 +30,7 @@ features: uses the input of the last linear layer of the model.
 For details: shoal list NAME"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Listing(Result):
     """The result of :func:`listing`.
 

@@ -20,7 +20,7 @@ SHOWN = 10
 """Classes in the summary, and rows in a notebook."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Result):
     """The result of :func:`predict`; ``print`` shows it as CSV, or where it was saved.
 

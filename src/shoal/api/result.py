@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 class Result:
     """The result of a public function, a dataclass.
 
-    ``print`` shows it as text, a notebook as HTML; the command line prints one of ``str(result)`` and, with
+    Python shows it as text, a notebook as HTML; the command line prints one of ``str(result)`` and, with
     ``--json``, ``result.to_dict()``.
     """
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def problems(self) -> Sequence[str]:

@@ -38,7 +38,7 @@ OF_BASELINES = ("settings", "seed", "metric", "calibrate")
 """What a baseline takes; other options belong to the training of a network."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run(Result):
     """The result of :func:`train`: one run, or several with different seeds.
 

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +34,6 @@ from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training.calibration import calibrated
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import RunFolder, check_files
-from shoal.training.journal import Journal
 from shoal.training.options import complete
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
@@ -119,13 +117,10 @@ def prepare(
 
 def start_from(model: nn.Module, path: str) -> None:
     """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
-    found = load_weights(path)
     try:
-        model.load_state_dict(fitting(found, model))
-    except InputError as error:
-        raise InputError(f"the weights in {path!r} do not fit: {error}") from error
-    except RuntimeError as error:  # shapes
-        first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        model.load_state_dict(fitting(load_weights(path), model))
+    except RuntimeError as error:  # names or shapes
+        first = "; ".join(line.strip()[:200] for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
     if isinstance(features := getattr(model, "features", None), Backbone):
         features.has_weights()
@@ -193,48 +188,33 @@ def _run_in_folder(
     metadata = surroundings(setup.device, setup.processes.count)
     metadata["environment"] |= _origins(config, setup.model)
     metadata |= {"run": config.to_dict(), "options": dict(options)}
-    brief = not weights and not options.get("checkpoint_every")
-    with Signals() as signals:
-        kind: Any = partial(BriefJournal, signals=signals) if brief else Journal
-        with kind(folder, setup.processes, config=metadata, wandb=wandb) as journal:
-            journal.write_config(metadata)
-            record = _train(config, job, journal)
-            finished, content = record.status == "finished", record.to_dict()
-            if finished and setup.options["predictions"]:
-                _predict(setup, config, folder)
-            if finished and weights:
-                model = {"name": config.model or setup.data.model, "options": config.model_options}
-                files = partial(model_files, setup, model, content, metadata, calibrated(setup))
-                record = replace(record, files=journal.finish(setup.model.state_dict(), content, files))
-            elif weights:
-                journal.write_record(content)
+    # Where only the record is kept, a few seconds are not worth a checkpoint.
+    pause = SHORT if not weights and not options.get("checkpoint_every") else 0.0
+    with Signals(), RunFolder(folder, setup.processes, wandb=wandb, pause=pause) as run_folder:
+        run_folder.write_config(metadata)
+        record = _train(config, job, run_folder)
+        finished, content = record.status == "finished", record.to_dict()
+        if finished and setup.options["predictions"]:
+            _predict(setup, config, folder)
+        if finished and weights:
+            model = {"name": config.model or setup.data.model, "options": config.model_options}
+            files = partial(model_files, setup, model, content, metadata, calibrated(setup))
+            record = replace(record, files=run_folder.finish(setup.model.state_dict(), content, files))
+        elif weights:
+            run_folder.write_record(content)
     return record
 
 
-def _train(config: RunConfig, job: Job, journal: Journal | None) -> RunRecord:
+def _train(config: RunConfig, job: Job, folder: RunFolder | None) -> RunRecord:
     """A loss that is no longer finite is a result too, not an error."""
     status, error = "finished", ""
     try:
-        job.run(journal)
+        job.run(folder)
     except Diverged as stop:
         status, error = "diverged", str(stop)
     measured = summary(job, status, error)
     measured["environment"] |= _origins(config, job.setup.model)
     return RunRecord(config=config, **measured)
-
-
-class BriefJournal(Journal):
-    """The journal of a run of which only the record is kept: a few seconds are not worth a checkpoint."""
-
-    def __init__(self, *args: Any, signals: Signals, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.signals, self.last = signals, time.monotonic()
-
-    def checkpoint(self, *args: Any) -> bool:
-        if not self.signals.asked and time.monotonic() - self.last < SHORT:
-            return False
-        self.last = time.monotonic()
-        return super().checkpoint(*args)
 
 
 def _origins(config: RunConfig, model: nn.Module) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import update_bn
 
 from shoal.errors import InputError
 from shoal.models.calling import call
@@ -51,8 +50,38 @@ def make_average(name: str | None, steps: int) -> RunningMean | SWAD | None:
     return None
 
 
-class RunningMean:
-    """A mean of weights, m ← m + share(t) (θ_t − m), in float32 if they have half precision.
+class Average:
+    """A mean of the trained parameters, in float32 if they have half precision.
+
+    ``state`` is everything that changes, as tensors and plain data.
+    """
+
+    done = False
+    """Nothing will be added any more, so that the training may end."""
+    state: dict[str, Any]
+
+    def update(self, step: int, params: Sequence[Tensor]) -> None:
+        """Takes note of the trained parameters after ``step``, which counts from 1."""
+        raise NotImplementedError
+
+    def mean(self) -> Mean | None:
+        """The mean if the training ends now; ``None`` where there is none yet."""
+        raise NotImplementedError
+
+    def weights(self) -> list[Tensor] | None:
+        """The mean, in the order of the parameters."""
+        found = self.mean()
+        return None if found is None else list(found["tensors"])
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last step in the mean."""
+        found = self.mean()
+        return None if found is None else (found["first"], found["last"])
+
+
+class RunningMean(Average):
+    """m ← m + share(t) (θ_t − m).
 
     Args:
         start: first step.
@@ -61,53 +90,34 @@ class RunningMean:
             first one on, and has the statistics of BatchNorm that it finds so.
     """
 
-    done = False
-    """Nothing will be added any more, so that the training may end."""
-
     def __init__(self, start: int, share: Callable[[int], float], online: bool = False) -> None:
         self.start, self.share, self.online = start, share, online
-        self.state: dict[str, Any] = {"mean": None, "last": 0, "buffers": None}
-        """Everything that changes, as tensors and plain data."""
-
-    def begin(self, model: nn.Module) -> None:
-        """Before the first step the averaged network is the model."""
-        if self.online:
-            self.state["buffers"] = [b.clone() for b in model.buffers()]
-
-    @torch.no_grad()
-    def update(self, step: int, params: Sequence[Tensor]) -> None:
-        """Takes note of the trained parameters after ``step``, which counts from 1."""
-        if step == self.start:
-            self.state["mean"] = _copies(params)
-        elif step > self.start:
-            _mix(self.state["mean"], _copies(params), self.share(step))
-        self.state["last"] = step
-
-    @torch.no_grad()
-    def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
-        """Passes a batch through the averaged network; before the start it has the model's own weights."""
-        own = list(model.buffers())
-        if self.state["buffers"]:
-            with applied([*params, *own], [*(self.weights() or _copies(params)), *self.state["buffers"]]):
-                call(model, x)
-                self.state["buffers"] = [b.clone() for b in own]
+        self.state = {"mean": None, "buffers": None}
 
     @property
     def started(self) -> bool:
         return self.state["mean"] is not None
 
-    def weights(self) -> list[Tensor] | None:
-        """The mean so far, in the order of the parameters; ``None`` where there is none yet."""
-        found: list[Tensor] | None = self.state["mean"]
+    @torch.no_grad()
+    def update(self, step: int, params: Sequence[Tensor]) -> None:
+        if step >= self.start:
+            self.state["mean"] = _with(self.state["mean"], params, step, self.share(step))
+
+    def mean(self) -> Mean | None:
+        found: Mean | None = self.state["mean"]
         return found
 
-    @property
-    def span(self) -> tuple[int, int] | None:
-        """The first and the last step in :meth:`weights`."""
-        return (self.start, self.state["last"]) if self.started else None
+    @torch.no_grad()
+    def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
+        """Passes a batch through the averaged network, which is the model before the start."""
+        buffers = list(model.buffers())
+        weights = self.weights() or [p.clone() for p in params]
+        with applied([*params, *buffers], [*weights, *(self.state["buffers"] or buffers)]):
+            call(model, x)
+            self.state["buffers"] = [b.clone() for b in buffers]
 
 
-class SWAD:
+class SWAD(Average):
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
     Seeking Flat Minima, 2021), as in the authors' program (khanrc/swad, ``LossValley``).
 
@@ -128,8 +138,7 @@ class SWAD:
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
         self.converge, self.tolerate, self.ratio = converge, tolerate, ratio
         # The segment now, Q, the limit (None before the start), segment s, and the mean of those that count.
-        self.state: dict[str, Any] = {"segment": None, "queue": [], "limit": None, "start": None}
-        self.state |= {"mean": None, "done": False}
+        self.state = {"segment": None, "queue": [], "limit": None, "start": None, "mean": None, "done": False}
 
     @property
     def needed(self) -> int:
@@ -137,23 +146,20 @@ class SWAD:
         return self.converge + self.tolerate
 
     @property
-    def done(self) -> bool:
+    def done(self) -> bool:  # type: ignore[override]
         return bool(self.state["done"])
 
     @property
     def started(self) -> bool:
-        """Whether there is a segment s; if not, :meth:`weights` is a substitute."""
+        """Whether there is a segment s; if not, the mean is a substitute."""
         return self.state["limit"] is not None
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
-        """Takes note of the trained parameters after ``step``."""
         segment = self.state["segment"]
-        if segment is None and not self.done:
-            self.state["segment"] = {"tensors": _copies(params), "first": step, "last": step, "count": 1}
-        elif segment is not None:
-            _mix(segment["tensors"], _copies(params), 1 / (step - segment["first"] + 1))
-            segment["last"] = step
+        if not self.done:
+            share = 1.0 if segment is None else 1 / (step - segment["first"] + 1)
+            self.state["segment"] = _with(segment, params, step, share)
 
     @torch.no_grad()
     def evaluated(self, validation_loss: float | None) -> None:
@@ -169,7 +175,7 @@ class SWAD:
         if not self.started:
             self._find_start(queue[-self.converge :])
         elif queue[0]["last"] >= state["start"]["last"]:
-            if self._over(queue):
+            if all(map(self._over, queue)):
                 state |= {"queue": [], "done": True}
             else:
                 state["mean"] = _merged([state["mean"], queue[0]])
@@ -182,43 +188,31 @@ class SWAD:
             return
         state |= {"limit": self.ratio * (sum(finite) / len(finite)), "start": window[0]}
         before = state["queue"][: self.tolerate - self.converge + 1]
-        over = [i for i, segment in enumerate(before) if self._over([segment])]
+        over = [i for i, segment in enumerate(before) if self._over(segment)]
         state["mean"] = _merged(before[over[-1] + 2 if over else 1 :])
 
-    def _over(self, segments: Sequence[Mean]) -> bool:
-        return bool(min(segment["loss"] for segment in segments) > self.state["limit"])
+    def _over(self, segment: Mean) -> bool:
+        return bool(segment["loss"] > self.state["limit"])
 
     @torch.no_grad()
-    def _result(self) -> Mean | None:
-        """The mean if the training ends now."""
+    def mean(self) -> Mean | None:
         state = self.state
         if not self.started:
             return state["queue"][-1] if state["queue"] else None
         rest = state["queue"][1:]
-        while rest and self._over(rest[-1:]):
+        while rest and self._over(rest[-1]):
             rest = rest[:-1]
         return _merged([state["mean"], *rest]) or state["start"]
 
-    def weights(self) -> list[Tensor] | None:
-        """The mean if the training ends now, in the order of the parameters."""
-        found = self._result()
-        return None if found is None else list(found["tensors"])
 
-    @property
-    def span(self) -> tuple[int, int] | None:
-        """The first and the last step in :meth:`weights`."""
-        found = self._result()
-        return None if found is None else (found["first"], found["last"])
-
-
-def _copies(params: Sequence[Tensor]) -> list[Tensor]:
-    return [p.detach().to(_precision(p), copy=True) for p in params]
-
-
-def _mix(tensors: list[Tensor], other: list[Tensor], share: float) -> None:
-    """Moves ``tensors`` in place by a share of the way to ``other``."""
-    if tensors:  # foreach functions refuse empty lists
-        torch._foreach_lerp_(tensors, other, share)
+def _with(mean: Mean | None, params: Sequence[Tensor], step: int, share: float) -> Mean:
+    """A mean that is moved, in place, by a share of the way to the weights after a step; or a new one."""
+    dtypes = [p.dtype if p.dtype.itemsize >= 4 else torch.float32 for p in params]
+    now = [p.detach().to(dtype, copy=True) for p, dtype in zip(params, dtypes, strict=True)]
+    if mean is None:
+        return {"tensors": now, "first": step, "last": step, "count": 1}
+    torch._foreach_lerp_(mean["tensors"], now, share)
+    return mean | {"last": step}
 
 
 def _merged(means: Sequence[Mean | None]) -> Mean | None:
@@ -226,15 +220,12 @@ def _merged(means: Sequence[Mean | None]) -> Mean | None:
     known = [mean for mean in means if mean is not None]
     if not known:
         return None
-    whole = {**known[0], "tensors": [t.clone() for t in known[0]["tensors"]]}
+    tensors, count = [t.clone() for t in known[0]["tensors"]], known[0]["count"]
     for mean in known[1:]:
-        whole["count"] += mean["count"]
-        _mix(whole["tensors"], mean["tensors"], mean["count"] / whole["count"])
-    return whole | {"first": min(m["first"] for m in known), "last": max(m["last"] for m in known)}
-
-
-def _precision(p: Tensor) -> torch.dtype:
-    return p.dtype if p.dtype.itemsize >= 4 else torch.float32
+        count += mean["count"]
+        torch._foreach_lerp_(tensors, mean["tensors"], mean["count"] / count)
+    first, last = min(m["first"] for m in known), max(m["last"] for m in known)
+    return {"tensors": tensors, "count": count, "first": first, "last": last}
 
 
 @contextmanager
@@ -250,31 +241,6 @@ def applied(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
             torch._foreach_copy_(list(tensors), before)
 
 
-class _Layers(nn.Module):
-    """A model of whose modules only some layers show, for :func:`torch.optim.swa_utils.update_bn`."""
-
-    def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers, self._model = nn.ModuleList(layers), (model,)
-
-    def forward(self, x: Any) -> Any:
-        return call(self._model[0], x)
-
-
-def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Recomputes the running statistics of BatchNorm layers for the weights that the model holds now.
-
-    They become the plain average over ``batches``, each an input ``x`` of ``model(x)``, as with torch's
-    ``update_bn``; but only layers in training mode are concerned, frozen ones stay as they are, and
-    everything else is in evaluation mode meanwhile.
-    """
-    if layers := batchnorm_in_training(model):
-        with evaluating(model):
-            for layer in layers:
-                layer.training = True
-            update_bn(((x,) for x in batches), _Layers(model, layers))
-
-
 def batchnorm_in_training(model: nn.Module) -> list[_BatchNorm]:
     """The layers that :func:`refresh_batchnorm` concerns, with the modules' present modes."""
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
@@ -282,12 +248,34 @@ def batchnorm_in_training(model: nn.Module) -> list[_BatchNorm]:
 
 
 @torch.no_grad()
-def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the weights of several models, θ = (θ_1 + … + θ_n) / n.
+def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Recomputes the running statistics of BatchNorm layers for the weights that the model holds now.
 
-    Sums are computed in float64; the result has the dtypes and devices of the first state. Integers and
-    booleans must be equal, except for scalars such as counters, which are those of the first. The states are
-    read one at a time.
+    They become the plain average over ``batches``, each an input ``x`` of ``model(x)``, as with torch's
+    ``update_bn``; but only layers in training mode are concerned, frozen ones stay as they are, and
+    everything else is in evaluation mode meanwhile.
+    """
+    momentum = {layer: layer.momentum for layer in batchnorm_in_training(model)}
+    with evaluating(model):
+        for layer in momentum:
+            layer.training, layer.momentum = True, None  # the average over all batches
+            layer.reset_running_stats()
+        try:
+            for x in batches if momentum else ():
+                call(model, x)
+        finally:
+            for layer, value in momentum.items():
+                layer.momentum = value
+
+
+@torch.no_grad()
+def average_weights(
+    states: Iterable[Mapping[str, Tensor]], weights: Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """Average the weights of several models, θ = Σ_i w_i θ_i.
+
+    Sums are computed in float64; the result has the dtypes and devices of the first state, and its integers
+    and booleans. The states are read one at a time.
 
     >>> import torch
     >>> average_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
@@ -295,6 +283,7 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
     Args:
         states: state dicts.
+        weights: w_i (default: 1 / n each).
 
     Returns:
         State dict of the average.
@@ -306,39 +295,28 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
     sums: dict[str, Tensor] = {}
     count = 0
     for count, state in enumerate(states, 1):
-        first = first or {name: value.detach() for name, value in state.items()}
+        first = first or {name: value.detach().clone() for name, value in state.items()}
         for name in {**first, **state}:
             a, b = first.get(name), state.get(name)
-            if a is None or b is None or not _alike(a, b):
+            if a is None or b is None or a.shape != b.shape or a.is_floating_point() != b.is_floating_point():
                 raise InputError(
-                    f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, has another "
-                    "shape, or holds other whole numbers."
+                    f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, or has "
+                    "another shape or type."
                 )
-            if _floating(a):
+            if a.is_floating_point() or a.is_complex():
                 wide = b.to(a.device, torch.promote_types(a.dtype, widest(a.device)))
-                sums[name] = sums[name] + wide if name in sums else wide
+                part = wide if weights is None else weights[count - 1] * wide
+                sums[name] = sums[name] + part if name in sums else part
     if not count:
         raise InputError("states is empty; it must contain at least one state dict.")
-    return {n: (sums[n] / count).to(v.dtype) if n in sums else v.clone() for n, v in first.items()}
+    total = count if weights is None else 1
+    return {n: (sums[n] / total).to(v.dtype) if n in sums else v for n, v in first.items()}
 
 
-def _floating(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors can be averaged; whole numbers must be the same, but counters need not be."""
-    if a.shape != b.shape or _floating(a) != _floating(b):
-        return False
-    return _floating(a) or a.numel() == 1 or torch.equal(a, b.to(a))
-
-
-@torch.no_grad()
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
     """(1 − α) ``start`` + α ``end``, of two state dicts of the same model.
 
-    Floating tensors keep their type, and half-precision ones are interpolated in float32; integer buffers are
-    those of ``end``. The statistics of BatchNorm need :func:`refresh_batchnorm` afterwards. ::
+    The statistics of BatchNorm need :func:`refresh_batchnorm` afterwards. ::
 
         start = copy.deepcopy(model.state_dict())
         ...  # fine-tune the model
@@ -346,14 +324,7 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
 
     Reference: Wortsman et al., Robust fine-tuning of zero-shot models (WiSE-FT), 2022.
     """
-    if isinstance(alpha, bool) or not 0 <= alpha <= 1:
+    if not 0 <= alpha <= 1:
         raise InputError(f"alpha must be a number from 0 to 1, got {alpha!r}.")
-    if {k: v.shape for k, v in start.items()} != {k: v.shape for k, v in end.items()}:
-        raise InputError("start and end are of different models: names or shapes differ.")
-    found = {name: value.clone() for name, value in end.items()}
-    for name, b in found.items():
-        if _floating(b):
-            a, wide = start[name].to(b.device, _precision(b)), b.to(_precision(b))
-            # Where both are equal also infinities stay, such as those of a mask.
-            found[name] = torch.where(a == wide, wide, torch.lerp(a, wide, alpha)).to(b.dtype)
-    return found
+    parts = [(state, share) for state, share in ((end, alpha), (start, 1 - alpha)) if share]
+    return average_weights([state for state, _ in parts], [share for _, share in parts])

@@ -10,7 +10,7 @@ shoal.fit("fish", model, train=train, validation=validation, steps=500, callback
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from shoal.data.batch import MetaBatch
 from shoal.data.loader import Draw
 from shoal.errors import InputError
 from shoal.training.evaluate import Scores
-from shoal.training.stopping import Diverged
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -131,26 +130,3 @@ class Callback:
 
 class CallbackError(InputError):
     """A callback raised an exception, which is the ``__cause__``."""
-
-
-class Callbacks:
-    """Several as one: ``internal`` ones, whose errors are passed on, and then the user's, whose are named."""
-
-    def __init__(self, internal: Sequence[Callback], users: Sequence[Callback]) -> None:
-        self.internal, self.users = list(internal), list(users)
-
-    def __call__(self, event: str, state: State) -> None:
-        for callback in self.internal:
-            getattr(callback, event)(state)
-        for callback in self.users:
-            try:
-                getattr(callback, event)(state)
-            except (InputError, Diverged):
-                raise
-            except Exception as error:
-                first = f"{type(error).__name__}: {error}".splitlines()[0]
-                resumable = "; its newest checkpoint can be resumed" if state.folder else ""
-                raise CallbackError(
-                    f"callback {type(callback).__qualname__} failed in {event} at step {state.step} of "
-                    f"{state.label} ({first}){resumable}."
-                ) from error

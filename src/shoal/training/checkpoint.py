@@ -1,4 +1,4 @@
-"""Checkpoints and files of weights: what ``torch.save`` writes, read without running code."""
+"""Checkpoints and files of weights, read without running code."""
 
 from __future__ import annotations
 
@@ -19,56 +19,52 @@ from shoal.errors import InputError, shown
 from shoal.files import replacing
 
 NEWEST = 2
-"""How many checkpoints a run has."""
+"""How many checkpoints are kept."""
 
 
-class Checkpoints:
-    """The newest checkpoints of a training, ``step-N.pt`` in a folder of their own.
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
+    """Save nested dicts, lists and tuples of tensors, numbers, strings, booleans and None as ``step-N.pt``.
 
-    A file appears under its name only when it is complete, and older ones go only after that, so a kill or a
-    full disk at any moment leaves one to resume from. One process at a time may save.
+    The file appears under its name only when it is complete, and older ones go only after that, so a kill or
+    a full disk at any moment leaves one to resume from. One process at a time may save.
     """
+    path = folder / f"step-{step:010d}.pt"
+    with replacing(path) as file:
+        torch.save({"step": step, "state": tree_map_with_path(_plain, state)}, file)
+    older = [p for p in _files(folder) if _step(p) < step][NEWEST - 1 :]
+    for old in (*older, *folder.glob(".step-*")):  # and what a killed process has left half written
+        old.unlink(missing_ok=True)
+    return path
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
 
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Save nested dicts, lists and tuples of tensors, numbers, strings, booleans and None."""
-        path = self.folder / f"step-{step:010d}.pt"
-        with replacing(path) as file:
-            torch.save({"step": step, "state": tree_map_with_path(_plain, state)}, file)
-        older = [p for p in self._files() if _step(p) < step][NEWEST - 1 :]
-        for old in (*older, *self.folder.glob(".step-*")):  # and what a killed process has left half written
-            old.unlink(missing_ok=True)
-        return path
+def load_checkpoint(folder: Path) -> tuple[int, dict[str, Any]] | None:
+    """The step and the state of the newest checkpoint that can be read; None if there are none."""
+    damaged = []
+    for path in _files(folder):
+        try:
+            with zipfile.ZipFile(path) as file:
+                if (part := file.testzip()) is not None:  # the checksum of each part
+                    raise ValueError(f"the content of {part} has changed")
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            step, state = int(checkpoint["step"]), dict(checkpoint["state"])
+        except Exception as error:  # torch.load raises many kinds on bytes that it does not understand
+            damaged.append(f"{path} is damaged: {error}".splitlines()[0])
+            continue
+        for problem in damaged:
+            warnings.warn(f"{problem}; {path.name} is used instead.", stacklevel=2)
+        return step, state
+    if damaged:
+        raise InputError(
+            f"none of the {len(damaged)} checkpoint(s) in {folder} can be read. {damaged[0]}.\n"
+            "Restore one from a copy, or remove the folder to start from the beginning."
+        )
+    return None
 
-    def load(self) -> tuple[int, dict[str, Any]] | None:
-        """The step and the state of the newest checkpoint that can be read; None if there are none."""
-        damaged = []
-        for path in self._files():
-            try:
-                with zipfile.ZipFile(path) as file:
-                    if (part := file.testzip()) is not None:  # the checksum of each part
-                        raise ValueError(f"the content of {part} has changed")
-                checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-                step, state = int(checkpoint["step"]), dict(checkpoint["state"])
-            except Exception as error:  # torch.load raises many kinds on bytes that it does not understand
-                damaged.append(f"{path} is damaged: {error}".splitlines()[0])
-                continue
-            for problem in damaged:
-                warnings.warn(f"{problem}; {path.name} is used instead.", stacklevel=2)
-            return step, state
-        if damaged:
-            raise InputError(
-                f"none of the {len(damaged)} checkpoint(s) in {self.folder} can be read. {damaged[0]}.\n"
-                "Restore one from a copy, or remove the folder to start from the beginning."
-            )
-        return None
 
-    def _files(self) -> list[Path]:
-        """Newest first."""
-        named = [path for path in self.folder.glob("step-*.pt") if path.stem[5:].isdigit()]
-        return sorted(named, key=_step, reverse=True)
+def _files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first."""
+    named = [path for path in folder.glob("step-*.pt") if path.stem[5:].isdigit()]
+    return sorted(named, key=_step, reverse=True)
 
 
 def _step(path: Path) -> int:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import MetaBatch, Task
+from shoal.data.batch import Task
 from shoal.data.domains import Domains
-from shoal.data.loader import MetaBatchLoader
+from shoal.data.loader import InOrder, MetaBatchLoader
 from shoal.errors import InputError, unknown_name
 from shoal.losses import find_terms
 from shoal.models.calling import call
@@ -116,7 +116,6 @@ class Scores:
 
 def scored(
     outcome: Outcome,
-    kind: str,
     metrics: Iterable[Metric],
     selects: Metric | None,
     sampled: tuple[int, int] | None = None,
@@ -132,7 +131,7 @@ def scored(
                 values = {name: m(one) for name, one in single.items()}
                 each[m.name] = {name: v if math.isfinite(v) else None for name, v in values.items()}
     return Scores(
-        metric=default_metric(kind),
+        metric=default_metric(outcome.kind),
         names=tuple(groups.names),
         values=tuple(outcome.group_points.tolist()),
         sizes=tuple(groups.sizes.tolist()),
@@ -179,12 +178,9 @@ class Evaluator:
     label_scale: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        self.domains = {
-            name: sample(domains, self.limits[name]) if name in self.limits else domains
-            for name, domains in self.splits.items()
-        }
+        limits = self.limits
+        self.domains = {n: sample(d, limits[n]) if n in limits else d for n, d in self.splits.items()}
         self.which = {name: domains.examples() for name, domains in self.domains.items()}
-        self.terms = None if self.loss is None else find_terms(self.loss)
         index, count = self.processes.index, self.processes.count
         self.plan = InOrder({name: w[index::count] for name, w in self.which.items()}, self.batch_size)
         self.loader = MetaBatchLoader(
@@ -198,52 +194,40 @@ class Evaluator:
 
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
         """The scores on every split."""
-        outcomes = self.outcomes(model, outputs=any(m.outputs for m in self.metrics))
         found = {}
-        for name, outcome in outcomes.items():
+        for name, outcome in self.outcomes(model).items():
             part, whole = len(self.which[name]), len(self.splits[name].examples())
             sampled = (part, whole) if part < whole else None
-            by_domain = name == "test"
-            found[name] = scored(outcome, self.task.kind, self.metrics, self.selects, sampled, by_domain)
+            found[name] = scored(outcome, self.metrics, self.selects, sampled, by_domain=name == "test")
         return found
 
-    def outcomes(self, model: nn.Module, outputs: bool = True) -> dict[str, Outcome]:
-        """The results on the examples of every split, in order of index; ``outputs``: with all outputs."""
-        count, parts = self.processes.count, {split: list[dict[str, Tensor]]() for split in self.splits}
-        done = dict.fromkeys(self.splits, 0)
+    def outcomes(self, model: nn.Module) -> dict[str, Outcome]:
+        """The results on the examples of every split, in order of index."""
+        parts: dict[str, list[dict[str, Tensor]]] = {split: [] for split in self.splits}
+        done, count = dict.fromkeys(self.splits, 0), self.processes.count
         with torch.inference_mode(), evaluating(model):
             for (split, size), batch in zip(self.plan.batches, self.loader, strict=True):
                 self.watch(split, done[split] * count, len(self.which[split]))
-                parts[split].append(self._columns(model, batch, outputs))
+                weight = {} if batch.weight is None else {"weight": batch.weight}
+                parts[split].append({"y": batch.y, "output": self._output(model, batch.x), **weight})
                 done[split] += size
             columns = {
                 split: {name: torch.cat([b[name] for b in batches]).cpu().numpy() for name in batches[0]}
                 for split, batches in parts.items()
                 if batches
             }
-        return {split: self._outcome(split, own) for split, own in self._gathered(columns).items()}
+            return {split: self._outcome(split, own) for split, own in self._gathered(columns).items()}
 
-    def _columns(self, model: nn.Module, batch: MetaBatch, outputs: bool) -> dict[str, Tensor]:
-        """What is known of each example of a batch."""
-        y, kind = batch.y, self.task.kind
+    def _output(self, model: nn.Module, x: Any) -> Tensor:
         try:
             with self.autocast():
-                output = full_precision(call(model, batch.x))
+                output: Tensor = full_precision(call(model, x))
+                return output
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{self.batch_size:,} examples per evaluation batch do not fit in memory; set a smaller one.",
                 "eval_batch",
             ) from error
-        predicted = output
-        if kind != "regression":
-            predicted = ((output > 0) if kind == "multilabel" else output.argmax(1)).int()
-        found = {"y": y, "predicted": predicted}
-        if outputs or (self.loss is not None and self.terms is None):
-            found["output"] = output
-        if self.terms is not None:
-            sums = torch.stack([self.terms.sums(output, y), self.terms.counts(y).to(output.dtype)], 1)
-            found["loss"] = sums if batch.weight is None else sums * batch.weight[:, None]
-        return found
 
     def _gathered(self, own: dict[str, dict[str, Array]]) -> dict[str, dict[str, Array]]:
         """The columns of all processes, of which each has every n-th example."""
@@ -262,32 +246,28 @@ class Evaluator:
         return found
 
     def _outcome(self, split: str, columns: Mapping[str, Array]) -> Outcome:
-        domains, full, which = self.domains[split], self.splits[split], self.which[split]
-        groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
+        domains, full = self.domains[split], self.splits[split]
+        places = np.searchsorted(self.which[split], domains.indices)
+        groups = Domains(domains.names, domains.offsets, places)
         sizes = None if domains is full else full.sizes[[full.number(name) for name in domains.names]]
-        outcome = Outcome(
-            y=columns["y"],
-            predicted=columns["predicted"],
-            groups=groups,
-            output=columns.get("output"),
-            loss=self._loss(groups, columns),
-            uncounted=self.uncounted,
-            full_sizes=sizes,
-        )
+        loss = self._loss(groups, **columns)
+        y, output = columns["y"], columns["output"]
+        outcome = Outcome(y, output, groups, self.task.kind, loss, self.uncounted, sizes)
         return outcome.in_units(*self.label_scale)
 
-    def _loss(self, groups: Domains, columns: Mapping[str, Array]) -> float | None:
+    def _loss(self, groups: Domains, y: Array, output: Array, weight: Array | None = None) -> float | None:
         """The mean over domains of the loss on their examples."""
         if self.loss is None:
             return None
-        if self.terms is not None:
-            each = columns["loss"].astype(np.float64)[groups.indices]
-            sums, counts = np.add.reduceat(each, groups.offsets[:-1]).T
-            return mean_over_domains("loss", sums[counts > 0] / counts[counts > 0])
-        output, y = (torch.from_numpy(columns[name]).to(self.processes.device) for name in ("output", "y"))
-        rows = [groups.indices_of(number) for number in range(len(groups))]
-        with torch.no_grad():
-            return mean_over_domains("loss", [float(self.loss(output[own], y[own])) for own in rows])
+        device = self.processes.device  # that of class weights, too
+        outputs, labels = torch.from_numpy(output).to(device), torch.from_numpy(y).to(device)
+        if (terms := find_terms(self.loss)) is None:
+            rows = [groups.indices_of(number) for number in range(len(groups))]
+            return mean_over_domains("loss", [float(self.loss(outputs[own], labels[own])) for own in rows])
+        each = torch.stack([terms.sums(outputs, labels), terms.counts(labels)], 1).cpu().double().numpy()
+        each = each if weight is None else each * weight[:, None]
+        sums, counts = np.add.reduceat(each[groups.indices], groups.offsets[:-1]).T
+        return mean_over_domains("loss", sums[counts > 0] / counts[counts > 0])
 
 
 @contextmanager
@@ -309,29 +289,12 @@ def sample(domains: Domains, limit: int) -> Domains:
     """
     draw, each = np.random.default_rng(0), max(1, -(-limit // len(domains)))
     place = draw.permutation(int(domains.indices.max()) + 1)
-    numbers = np.arange(len(domains))
-    if len(domains) > (most := max(limit, MOST_DOMAINS)):
-        numbers = np.sort(draw.choice(len(domains), most, replace=False))
+    numbers = np.sort(draw.permutation(len(domains))[: max(limit, MOST_DOMAINS)])
     found = {}
     for number in numbers.tolist():
         own = domains.indices_of(number)
         found[domains.names[number]] = np.sort(own[np.argsort(place[own], kind="stable")[:each]])
     return Domains.from_indices(found)
-
-
-class InOrder:
-    """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
-
-    seed = 0
-    domains_per_step = 1
-
-    def __init__(self, which: Mapping[str, np.ndarray], size: int) -> None:
-        parts = {name: np.split(w, range(size, len(w), size)) for name, w in which.items() if len(w)}
-        self.batches = [(name, len(rows)) for name, batches in parts.items() for rows in batches]
-        self._rows = [rows.astype(np.int64)[None] for batches in parts.values() for rows in batches]
-
-    def plans(self, start: int, stop: int) -> tuple[None, list[np.ndarray]]:
-        return None, self._rows[start:stop]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

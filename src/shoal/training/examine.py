@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import Algorithm, Loss
-from shoal.data.batch import DomainData, Examples, Task, TensorData, tensors_in
+from shoal.data.batch import DomainData, Task, TensorData, tensors_in
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.loader import to_device
 from shoal.data.sampler import DomainBatchSampler
@@ -53,7 +53,6 @@ class Examined(NamedTuple):
 def examine(
     model: nn.Module,
     data: DomainData,
-    examples: Examples,
     device: torch.device,
     classes: int | None,
     loss: Loss | None = None,
@@ -64,13 +63,12 @@ def examine(
     Args:
         model: the model.
         data: the data.
-        examples: its examples, as they are trained on.
         device: where the model is.
         classes: number of classes, if it is known.
         loss: the user's own.
         features: what finds the features of a model that is not a FeatureModel.
     """
-    domains = data.splits["train"]
+    domains, examples = data.splits["train"], data.examples
     which = domains.indices[:2]
     if not isinstance(examples, TensorData):  # they may differ in size
         places = np.linspace(0, len(domains.indices) - 1, min(SIZED, len(domains.indices))).astype(int)
@@ -103,6 +101,11 @@ def examine(
     task = Task(domains=len(domains), classes=classes, features=width, kind=kind)
     numbers = max(largest.numbers // len(y), _numbers(x))
     return Examined(task, default, x, y, output, numbers, bool(weight))
+
+
+def _numbers(x: Any) -> int:
+    """How many numbers the largest tensor of a nest has for an example."""
+    return max([1, *(t[:1].numel() for t in tensors_in(x) if t.ndim)])
 
 
 def _kind(kind: str | None, classes: int | None, output: Any, y: Tensor) -> tuple[str, int | None]:
@@ -158,19 +161,19 @@ def _forward(model: nn.Module, x: Any) -> Any:
 def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
     """Methods that compare domains need at least two of them, and two a step."""
     name, each, domains = type(algorithm).__name__, sampler.domains_per_step, data.splits["train"]
+    regrouped = sampler.draw == "regrouped"
     if algorithm.min_domains < 2:
         return
-    if sampler.draw != "regrouped" and len(domains) < 2:
+    if len(domains) < 2 and not regrouped:
         only = domains.names[0]
         raise InputError(
             f"{name} compares domains and there is only one to train on ({only!r}); "
             "give at least two, or train with 'erm'."
         )
-    least = 1 if sampler.draw == "regrouped" else 2
-    if not least <= each <= algorithm.task.domains:
+    least, most = 1 if regrouped else 2, algorithm.task.domains
+    if not least <= each <= most:
         raise InputError(
-            f"{name} compares {algorithm.task.domains} domains; domains_per_step={each} must be from {least} "
-            f"to {algorithm.task.domains}."
+            f"{name} compares {most} domains; domains_per_step={each} must be from {least} to {most}."
         )
 
 
@@ -190,54 +193,40 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
     together exactly; any other must be the plain mean of its examples' losses.
     """
     terms, name, shown, task = find_terms(loss), type(algorithm).__name__, shown_loss(loss), found.task
+    function = None if terms is None else terms.function
     if found.weighted and terms is None:
         raise InputError(UNKNOWN_LOSS.format("sample weights need", shown))
     if found.weighted and not algorithm.sample_weights:
         raise InputError(
             f"{name} does not take sample weights; leave them out, or train with 'fish', 'vrex' or 'erm'."
         )
-    if terms is not None and terms.function in PROBABILITIES and task.kind == "multilabel":
+    if function in PROBABILITIES and task.kind == "multilabel":
         raise InputError(
             f"{shown} is of probabilities; outputs are logits here: nn.BCEWithLogitsLoss().", "loss"
         )
-    if terms is not None and terms.function in (*BINARY, *OF_NUMBERS) and task.classes is not None:
+    if function in (*BINARY, *OF_NUMBERS) and task.classes is not None:
         raise InputError(
             f"{shown} and the labels are whole numbers, which are {task.kind}: say task='multilabel' (0 and "
             "1) or task='regression', or leave the loss out (cross-entropy).",
             "loss",
         )
-    gathered = type(algorithm).objective is not Algorithm.objective
-    by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
-    needs = name if algorithm.plain_mean else None if gathered or by_parts else divided
     if not isinstance(found.output, Tensor):
         return
     try:
         with torch.no_grad():
-            if terms is not None:
-                loss(found.output, found.y)
-    except (RuntimeError, ValueError, IndexError) as error:
+            value = loss(found.output, found.y)
+    except Exception as error:
+        if terms is None:  # it asks for more than this trial knows of; its first step will tell
+            return
         shapes = f"outputs {tuple(found.output.shape)} and targets {tuple(found.y.shape)}"
         raise InputError(f"cannot take {shapes}: {_first_line(error)}", "loss") from error
-    _try_loss(loss, found, needs)
-
-
-def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
-    """Refuses a loss that is not one number, and where something ``needs`` it, one that is no plain mean."""
-    y, classes = found.y, found.task.classes
-    count = min(classes or 8, MOST_CLASSES)
-    generator, numbers = torch.Generator().manual_seed(0), torch.arange(count, device=y.device)
-    output = torch.randn((count, *found.output.shape[1:]), generator=generator).to(found.output)
-    y = numbers.to(y.dtype) if classes and y.ndim == 1 else y[numbers % len(y)]
-    try:
-        with torch.no_grad():
-            whole = loss(output, y)
-            parts = [loss(output[i : i + 1], y[i : i + 1]) for i in range(count)] if needs else []
-    except Exception:  # the loss asks for more than this trial knows of; its first step will tell
-        return
-    if not isinstance(whole, Tensor) or whole.numel() != 1:
-        got = f"shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"loss(output, y) must return one number, a mean over examples; got {got}.")
-    if needs and not math.isclose(float(whole), sum(map(float, parts)) / count, rel_tol=1e-3, abs_tol=1e-5):
+    gathered = type(algorithm).objective is not Algorithm.objective
+    by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
+    needs = name if algorithm.plain_mean else None if gathered or by_parts else divided
+    if needs and not _is_plain_mean(loss, found):
         raise InputError(
             f"{needs} needs a loss that is the mean of its examples' losses, and this one is not (a class "
             "weight, ignore_index, or a sum): the result would depend on how batches are divided. Class "
@@ -245,9 +234,17 @@ def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
         )
 
 
-def _numbers(x: Any) -> int:
-    """How many numbers the largest tensor of a nest has for an example."""
-    return max([1, *(t[:1].numel() for t in tensors_in(x) if t.ndim)])
+def _is_plain_mean(loss: Loss, found: Examined) -> bool:
+    """Whether a loss is the mean of its examples' losses, tried on random outputs and every class."""
+    y, classes = found.y, found.task.classes
+    count = min(classes or 8, MOST_CLASSES)
+    generator, numbers = torch.Generator().manual_seed(0), torch.arange(count, device=y.device)
+    output = torch.randn((count, *found.output.shape[1:]), generator=generator).to(found.output)
+    y = numbers.to(y.dtype) if classes and y.ndim == 1 else y[numbers % len(y)]
+    with torch.no_grad():
+        whole = float(loss(output, y))
+        parts = [float(loss(output[i : i + 1], y[i : i + 1])) for i in range(count)]
+    return math.isclose(whole, sum(parts) / count, rel_tol=1e-3, abs_tol=1e-5)
 
 
 def _first_line(error: Exception) -> str:

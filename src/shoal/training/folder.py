@@ -1,30 +1,33 @@
-"""The folder of a run, which one process uses at a time."""
+"""The folder of a run: its log, checkpoints, weights and record, written by one process at a time."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
+import importlib.util
+import json
 import os
 import socket
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
+from safetensors.torch import save
+from torch import Tensor
 
 from shoal import files
 from shoal.errors import InputError
+from shoal.training.checkpoint import load_checkpoint, save_checkpoint
+from shoal.training.loggers import Logger, Metrics, TensorBoard, WeightsAndBiases
+from shoal.training.processes import Processes
 
 OWN = (
-    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.json", "model.txt"),
+    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.txt"),
     *("inputs.json", "card.md", "columns.json", ".lock", "checkpoints", "stages", "predictions"),
     *("tensorboard", "encoder", "tokenizer"),
 )
 """What Shoal writes to the folder of a run."""
-FLAG = "fallback_to_soft"
-ONLY_FLOCK: dict[str, Any] = {FLAG: False} if FLAG in inspect.signature(FileLock.__init__).parameters else {}
-"""By default filelock 4 falls back to a lock that outlives a killed process; earlier versions do not."""
 
 
 class RunFolder:
@@ -34,13 +37,40 @@ class RunFolder:
     operating system's and ends with the process, however that ends. Where there are no such locks (some
     network file systems) the folder is used without, with a warning. Symbolic links in the folder are
     refused: whoever made them could have other files overwritten.
+
+    Of several processes the main one writes and all of them read. A full disk costs checkpoints, never the
+    training: the last one that could be written stays.
+
+    Args:
+        path: the folder, which is made.
+        processes: the processes that train together.
+        wandb: project of Weights & Biases to log to.
+        hint: how to resume a run that was interrupted.
+        pause: least number of seconds between two checkpoints.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        processes: Processes | None = None,
+        *,
+        wandb: str | None = None,
+        hint: str = "the same command or call",
+        pause: float = 0.0,
+    ) -> None:
         self.path = Path(path)
         self.config, self.record = self.path / "config.yaml", self.path / "record.json"
-        self.model = self.path / "model.safetensors"
-        self._lock = FileLock(self.path / ".lock", mode=0o666, **ONLY_FLOCK)
+        self.model, self.checkpoints = self.path / "model.safetensors", self.path / "checkpoints"
+        self.main = processes is None or processes.main
+        self.processes, self.wandb, self.hint, self.pause = processes, wandb, hint, pause
+        self.saved: int | None = None
+        """The step of the newest checkpoint."""
+        self._metrics: Metrics | None = None
+        self._loggers: list[Logger] = []
+        self._wandb: WeightsAndBiases | None = None
+        """The one of all stages, if there is one."""
+        self._disk_full = False
+        self._lock = files.file_lock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,7 +85,7 @@ class RunFolder:
     @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint."""
-        return any((self.path / "checkpoints").glob("step-*.pt"))
+        return any(self.checkpoints.glob("step-*.pt"))
 
     @property
     def started(self) -> bool:
@@ -63,6 +93,8 @@ class RunFolder:
         return self.config.exists() or self.resumable
 
     def __enter__(self) -> Self:
+        if not self.main:
+            return self
         own = [self.path / name for name in OWN]
         for entry in (*own, *(inside for folder in own for inside in folder.rglob("*"))):
             if entry.is_symlink():
@@ -79,21 +111,122 @@ class RunFolder:
             if not os.access(self.path, os.W_OK):
                 message = f"{self.path} cannot be written to ({error.strerror}); choose another folder."
                 raise InputError(message) from error
-            message = (
-                f"{self.path} cannot be locked ({error.strerror}); make sure that only one process uses it."
-            )
-            warnings.warn(message, stacklevel=3)
+            message = f"cannot be locked ({error.strerror}); make sure that only one process uses it."
+            warnings.warn(f"{self.path} {message}", stacklevel=3)
         return self
 
     def __exit__(self, *error: object) -> None:
+        for logger in self._loggers:
+            logger.close()
+        if self.wandb and self._wandb is not None:
+            self._wandb.close()
         self._lock.release()
+
+    def stage(self, name: str) -> RunFolder:
+        """The folder of a stage of a recipe."""
+        stage = RunFolder(self.path / "stages" / name.replace(" ", "-"), self.processes, hint=self.hint)
+        stage._wandb = self._wandb
+        return stage
+
+    # The log and the checkpoints
+
+    def restore(self) -> dict[str, Any] | None:
+        """The newest checkpoint, if there is one; the log is opened, and cut back to where it was then."""
+        self.saved, state = load_checkpoint(self.checkpoints) or (None, None)
+        seen = {self.saved} if self.processes is None else set(self.processes.gather(self.saved))
+        if len(seen) > 1:
+            raise InputError(f"processes see checkpoints of steps {seen}: {self.path} must be one folder.")
+        if self.main:
+            try:
+                self._metrics = Metrics(self.path / "metrics.jsonl", state["log"] if state else 0)
+            except OSError as error:
+                raise InputError(
+                    f"metrics.jsonl in {self.path} cannot be written: {error.strerror}."
+                ) from error
+            self._loggers = [self._metrics]
+            if importlib.util.find_spec("tensorboard") is not None:
+                self._loggers.append(TensorBoard(self.path / "tensorboard", self.saved or 0))
+        return state
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Write a line of the log."""
+        for logger in (*self._loggers, self._wandb):
+            if logger is not None:
+                logger.log(line)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint was written; a full disk is a warning."""
+        if self._metrics is None:
+            return False
+        try:
+            save_checkpoint(self.checkpoints, step, {**state, "log": self._metrics.flush()})
+            self.saved, self._disk_full = step, False
+        except OSError as error:
+            if not self._disk_full:
+                latest = "there is none yet" if self.saved is None else f"the latest is that of {self.saved}"
+                warnings.warn(
+                    f"the checkpoint of step {step} could not be written to {self.path} ({error.strerror}); "
+                    f"{latest}. Training continues.",
+                    stacklevel=2,
+                )
+            self._disk_full = True
+        return not self._disk_full
+
+    # Files that are written once
 
     def write(self, name: str, content: bytes) -> None:
         """Replace the entry called ``name``, whole or not at all."""
+        if not self.main:
+            return
         path = self.path / name
-        if path.is_symlink():
-            path.unlink()  # also one to a device, which would be written to
-        files.write_atomically(path, content)
+        try:
+            if path.is_symlink():
+                path.unlink()  # also one to a device, which would be written to
+            files.write_atomically(path, content)
+        except OSError as error:
+            raise InputError(
+                f"{path} could not be written ({error.strerror}). Free some disk space, then run again, "
+                f"which continues from a checkpoint if there is one: {self.hint}"
+            ) from error
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write down what is run; a run that is resumed has that of its first start."""
+        if not self.config.exists():
+            self.write("config.yaml", files.dump_yaml(dict(config)).encode())
+        if self.wandb and self.main:
+            self._wandb = WeightsAndBiases(self.wandb, config, self.path)
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write the record, the last file of a run."""
+        self.write("record.json", json.dumps(record, default=dict).encode())
+
+    def finish(
+        self,
+        weights: Mapping[str, Tensor],
+        record: Mapping[str, Any],
+        more: Callable[[], Mapping[str, bytes]],
+    ) -> dict[str, str]:
+        """Write the selected weights, the other files of the model and the record: the run is complete.
+
+        Returns the checksums (SHA-256) of the files, which the record has under ``files``.
+        """
+        if not self.main:
+            return {}
+        contents: dict[str, bytes] = {}
+        if weights:  # a baseline has none
+            contiguous = {k: v.detach().cpu().clone().contiguous() for k, v in weights.items()}
+            contents[self.model.name] = save(contiguous)
+        try:
+            contents |= more()
+        except Exception as error:  # whatever it is, a night's training must not end without its record
+            first = (str(error).splitlines() or [""])[0]
+            message = f"the model's card could not be written ({type(error).__name__}: {first})."
+            warnings.warn(message, stacklevel=3)
+        for name, content in contents.items():
+            self.write(name, content)
+        sums = {k: hashlib.sha256(v).hexdigest() for k, v in contents.items() if k != "card.md"}
+        self.write_record({**record, "files": sums})
+        return sums
 
 
 def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:

@@ -29,10 +29,10 @@ class Logger:
     _failed = False
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write one line."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        raise NotImplementedError
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Write one line, if that is possible."""

@@ -35,32 +35,41 @@ Function = Callable[[Array, Array, "Domains"], float]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results on the examples of a split, in order."""
+    """The results on the examples of a split, in order.
+
+    Args:
+        y: labels.
+        output: outputs of the model: in classification a score for each class.
+        groups: groups, whose indices are positions in the other arrays.
+        kind: kind of the task.
+        loss: loss, a mean over domains.
+        uncounted: groups that are not considered for the worst group.
+        full_sizes: number of examples of each group, if only a sample of them is here.
+    """
 
     y: Array
-    """Labels."""
-    predicted: Array
-    """Predicted classes; in the multi-label task 0 or 1 for each label; in regression the outputs."""
+    output: Array
     groups: Domains
-    """Groups, whose indices are positions in the other arrays."""
-    output: Any = None
-    """Outputs of the model: in classification a score for each class."""
+    kind: str
     loss: float | None = None
-    """Loss, a mean over domains."""
     uncounted: frozenset[str] = frozenset()
-    """Groups that are not considered for the worst group."""
     full_sizes: Array | None = None
-    """Number of examples of each group, if only a sample of them is here."""
+
+    @cached_property
+    def predicted(self) -> Array:
+        """Predicted classes; in the multi-label task 0 or 1 for each label; in regression the outputs."""
+        if self.kind == "regression":
+            return self.output
+        found: Array = self.output > 0 if self.kind == "multilabel" else self.output.argmax(1)
+        return found.astype(np.int32)
 
     @cached_property
     def points(self) -> Array:
         """Score of each example: 1 if the class is correct, otherwise 0; with several labels the fraction
         that is correct; in regression the mean squared error."""
-        if self.predicted.dtype.kind == "f":
-            each = np.square(self.predicted.astype(np.float64) - self.y)
-        else:
-            each = (self.predicted == self.y).astype(np.float64)
-        points: Array = each.reshape(len(each), -1).mean(1)
+        right = self.predicted == self.y
+        each = _columns(self.predicted - self.y) ** 2 if self.kind == "regression" else _columns(right)
+        points: Array = each.mean(1)
         return points
 
     @cached_property
@@ -79,16 +88,15 @@ class Outcome:
         """The results on the examples of one group."""
         rows = self.groups.indices_of(number)
         groups = type(self.groups).from_sizes({self.groups.names[number]: len(rows)})
-        output = None if self.output is None else self.output[rows]
-        return Outcome(self.y[rows], self.predicted[rows], groups, output)
+        return Outcome(self.y[rows], self.output[rows], groups, self.kind)
 
     def in_units(self, mean: float, scale: float) -> Outcome:
         """The results of a regression in the units of a label that was standardized to
         (label − mean) / scale."""
         if (mean, scale) == (0.0, 1.0):
             return self
-        y, predicted = (np.asarray(v, np.float64) * scale + mean for v in (self.y, self.predicted))
-        return replace(self, y=y, predicted=predicted, output=predicted)
+        y, output = (np.asarray(v, np.float64) * scale + mean for v in (self.y, self.output))
+        return replace(self, y=y, output=output)
 
 
 def group_means(groups: Domains, values: Array) -> Array:
@@ -139,9 +147,7 @@ class Metric:
 
     def _value(self, outcome: Outcome) -> float:
         used = outcome.output if self.outputs else outcome.predicted
-        if self.tasks and used is not None and not np.isfinite(used).all():
-            return math.nan
-        return float(self.compute(outcome))
+        return float(self.compute(outcome)) if np.isfinite(used).all() or not self.tasks else math.nan
 
 
 def _average(o: Outcome) -> float:
@@ -152,7 +158,7 @@ def _columns(values: Array) -> Array:
     return np.asarray(values, np.float64).reshape(len(values), -1)
 
 
-def _over_labels(measure: Callable[[Array, Array], float], y: Array, scores: Any) -> float:
+def _over_labels(measure: Callable[[Array, Array], float], y: Array, scores: Array) -> float:
     """The mean over the labels that are 1 in some example and in which ``measure`` is defined."""
     pairs = zip(_columns(y).T > 0.5, _columns(scores).T, strict=True)
     values = [measure(truth, own) for truth, own in pairs if truth.any()]
@@ -160,18 +166,18 @@ def _over_labels(measure: Callable[[Array, Array], float], y: Array, scores: Any
     return float(np.mean(known)) if known else math.nan
 
 
-def _f1(o: Outcome, average: str = "macro") -> Any:
-    from sklearn.metrics import f1_score
+def _over_classes(name: str, average: str = "macro") -> Callable[[Outcome], Any]:
+    """A metric of scikit-learn for the classes in the truth."""
 
-    if o.y.dtype.kind == "f":  # several labels
-        return _over_labels(lambda t, p: f1_score(t, p > 0.5), o.y, o.predicted)
-    return f1_score(o.y, o.predicted, labels=np.unique(o.y), average=average, zero_division=0)
+    def compute(o: Outcome) -> Any:
+        from sklearn import metrics
 
+        measure = getattr(metrics, name)
+        if o.kind == "multilabel":
+            return _over_labels(measure, o.y, o.predicted)
+        return measure(o.y, o.predicted, labels=np.unique(o.y), average=average, zero_division=0)
 
-def _recall(o: Outcome) -> Any:
-    from sklearn.metrics import recall_score
-
-    return recall_score(o.y, o.predicted, labels=np.unique(o.y), average="macro", zero_division=0)
+    return compute
 
 
 def _auc(o: Outcome) -> Any:
@@ -181,9 +187,9 @@ def _auc(o: Outcome) -> Any:
     def binary(positive: Array, scores: Array) -> Any:
         return roc_auc_score(positive, scores) if 0 < positive.sum() < len(positive) else math.nan
 
-    if o.y.dtype.kind == "f":
+    if o.kind == "multilabel":
         return _over_labels(binary, o.y, o.output)
-    scores = np.asarray(o.output, np.float64)
+    scores = o.output.astype(np.float64)
     classes = [1] if scores.shape[1] == 2 else np.unique(o.y)
     # log p − log(1 − p) of the softmax, which is not rounded to p = 1.
     odds = (scores[:, c] - logsumexp(np.delete(scores, c, 1), axis=1) for c in classes)
@@ -201,25 +207,29 @@ def _kappa(o: Outcome) -> Any:
 
     if len(np.unique([o.y, o.predicted])) < 2:
         return math.nan
-    classes = np.arange(max(o.y.max(), o.predicted.max()) + 1)
-    return cohen_kappa_score(o.y, o.predicted, labels=classes, weights="quadratic")
+    return cohen_kappa_score(o.y, o.predicted, labels=np.arange(o.output.shape[1]), weights="quadratic")
+
+
+def _mae(o: Outcome) -> Any:
+    return np.abs(o.predicted - o.y).mean()
+
+
+def _constant(values: Array) -> bool:
+    return bool((values == values[:1]).all())
 
 
 def _r_squared(o: Outcome) -> Any:
     from sklearn.metrics import r2_score
 
-    constant = (_columns(o.y) == _columns(o.y)[:1]).all(0).any()
-    return math.nan if constant else r2_score(_columns(o.y), _columns(o.predicted))
+    y = _columns(o.y)
+    return math.nan if any(map(_constant, y.T)) else r2_score(y, _columns(o.output))
 
 
 def _pearson(o: Outcome) -> Any:
-    def correlation(y: Array, output: Array) -> Any:
-        if len(y) < 2 or (y == y[0]).all() or (output == output[0]).all():
-            return math.nan
-        return np.corrcoef(y, output)[0, 1]
-
-    pairs = zip(_columns(o.y).T, _columns(o.predicted).T, strict=True)
-    return np.mean([correlation(truth, own) for truth, own in pairs])
+    pairs = zip(_columns(o.y).T, _columns(o.output).T, strict=True)
+    return np.mean(
+        [math.nan if _constant(y) or _constant(own) else np.corrcoef(y, own)[0, 1] for y, own in pairs]
+    )
 
 
 CLASSES, REGRESSION = ("classification", "ordinal"), ("regression",)
@@ -228,17 +238,17 @@ _EVERY = (
     Metric("accuracy", _average, LABELS),
     Metric("worst-group accuracy", _average, LABELS, over_groups=np.nanmin),
     Metric("10th-percentile accuracy", _average, LABELS, over_groups=lambda v: np.nanpercentile(v, 10)),
-    Metric("macro F1", _f1, LABELS),
-    Metric("weighted F1", lambda o: _f1(o, "weighted"), CLASSES),
-    Metric("macro recall", _recall, CLASSES),
+    Metric("macro F1", _over_classes("f1_score"), LABELS),
+    Metric("weighted F1", _over_classes("f1_score", "weighted"), CLASSES),
+    Metric("macro recall", _over_classes("recall_score"), CLASSES),
     Metric("AUC", _auc, LABELS, outputs=True),
-    Metric("class MAE", lambda o: np.abs(o.predicted - o.y).mean(), ("ordinal",), higher=False),
+    Metric("class MAE", _mae, ("ordinal",), higher=False),
     Metric("quadratic weighted kappa", _kappa, ("ordinal",)),
-    Metric("exact match", lambda o: (_columns(o.predicted == o.y) > 0).all(1).mean(), ("multilabel",)),
+    Metric("exact match", lambda o: _columns(o.predicted == o.y).min(1).mean(), ("multilabel",)),
     Metric("mean average precision", _average_precision, ("multilabel",), outputs=True),
     Metric("mse", _average, REGRESSION, higher=False),
     Metric("worst-group mse", _average, REGRESSION, higher=False, over_groups=np.max),  # NaN if one is
-    Metric("MAE", lambda o: np.abs(o.predicted - o.y).mean(), REGRESSION, higher=False),
+    Metric("MAE", _mae, REGRESSION, higher=False),
     Metric("R²", _r_squared, REGRESSION),
     Metric("Pearson r", _pearson, REGRESSION),
     Metric("worst-group Pearson r", _pearson, REGRESSION, over_groups=np.nanmin),
@@ -265,14 +275,13 @@ def metric(wanted: str | Function) -> Metric:
     name = getattr(wanted, "__name__", type(wanted).__name__).strip("<>")
 
     def compute(o: Outcome) -> float:
-        value: Any = wanted(o.predicted if o.output is None else o.output, o.y, o.groups)
+        value: Any = wanted(o.output, o.y, o.groups)
         try:
             return float(value)
         except (TypeError, ValueError) as error:
             raise InputError(f"metric {name!r} must return a number, got {value!r}.") from error
 
-    higher = bool(getattr(wanted, "higher_is_better", True))
-    return Metric(name, compute, outputs=True, higher=higher)
+    return Metric(name, compute, outputs=True, higher=bool(getattr(wanted, "higher_is_better", True)))
 
 
 def default_metric(kind: str) -> str:

@@ -16,9 +16,6 @@ from shoal.training.callbacks import State
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged
 
-SHOWN = 3
-"""Domains whose losses are in the note on progress."""
-
 
 class Means:
     """Means of named values, summed in the order of the steps, whenever these are read."""
@@ -47,8 +44,7 @@ class Monitor:
         self.setup, self.state = setup, state
         self.since_point, self.values, self.domains = Means(), Means(), Means()
         self._unread: list[tuple[int, Tensor | None, dict[str, Tensor]]] = []
-        self._began, self._first, self._pace = time.monotonic(), state.step, 0.0
-        self._losses: dict[str, float] = {}
+        self.start()
 
     def start(self) -> None:
         """The pace is that of the steps from here on."""
@@ -61,8 +57,6 @@ class Monitor:
     def read(self) -> None:
         """The one place that waits for the device."""
         unread, self._unread = self._unread, []
-        if not unread:
-            return
         every = torch.cat([value.reshape(-1) for _, _, log in unread for value in log.values()])
         (mean,) = self.setup.engine.average([every.to(widest(every.device))])
         numbers = iter(mean.tolist())
@@ -79,11 +73,10 @@ class Monitor:
             for norm in values.get("norm", ()):
                 if not math.isfinite(norm):
                     raise self._diverged(step + 1, f"gradient became {norm}")
-            mean_loss = sum(losses) / len(losses)
-            self.since_point.add("loss", mean_loss)
-            self.values.add("loss", mean_loss)
+            for means in (self.since_point, self.values):
+                means.add("loss", sum(losses) / len(losses))
             for name, (value,) in values.items():
-                self.values.add(name, value)
+                self.values.add("gradient_norm" if name == "norm" else name, value)
             for number, loss in zip(own, losses, strict=False):
                 self.domains.add(names[number], loss)
 
@@ -100,23 +93,23 @@ class Monitor:
 
     def line(self) -> dict[str, Any]:
         """A line of the log, of the steps since the last."""
-        sampler, began, first = self.setup.sampler, self._began, self._first
+        sampler, steps, seconds = (
+            self.setup.sampler,
+            self.state.step - self._first,
+            time.monotonic() - self._began,
+        )
         self.start()
-        self._losses = self.domains.take()
-        examples = (self._first - first) * sampler.domains_per_step * sampler.batch_size
-        self._pace = examples / max(self._began - began, 1e-9)
+        pace = steps * sampler.domains_per_step * sampler.batch_size / max(seconds, 1e-9)
         means = self.values.take()
         line = {"phase": self.setup.stage, "step": self._first, "loss": means.pop("loss", math.nan)}
-        line |= {"losses": self._losses, "lr": self.setup.lr}
-        line |= {"gradient_norm" if name == "norm" else name: value for name, value in means.items()}
-        return {**line, "examples_per_second": round(self._pace, 1)}
+        line |= {"losses": self.domains.take(), "lr": self.setup.lr, **means}
+        return {**line, "examples_per_second": round(pace, 1)}
 
     def note(self) -> str:
-        """For the progress line: the highest losses, the pace and the newest scores."""
-        highest = sorted(self._losses.items(), key=lambda loss: -loss[1])
-        parts = [f"{name} {loss:.3g}" for name, loss in highest[:SHOWN]]
-        parts += [f"… ({len(highest) - SHOWN:,} more)"] if len(highest) > SHOWN else []
-        parts += [f"{self._pace:,.0f} examples/s"] if self._pace else []
+        """For the progress line: the newest loss, pace and scores."""
+        line, parts = self.state.line, list[str]()
+        if "loss" in line:
+            parts = [f"loss {line['loss']:.3g}", f"{line['examples_per_second']:,.0f} examples/s"]
         for split, scores in self.state.history[-1].scores.items() if self.state.history else ():
             name = scores.metric if scores.selects is None else scores.selects
             parts.append(f"{split} {name} {scores.selection_score:.3g}")

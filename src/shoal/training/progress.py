@@ -1,14 +1,14 @@
-"""How far a training is: a bar of rich on a terminal, otherwise a line now and then."""
+"""How far a training is: on a terminal a line that changes, elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 from shoal.terminal import clean
 
@@ -17,44 +17,35 @@ EVERY = 10.0
 
 
 class Progress:
-    """On stderr: a live bar on a terminal, elsewhere a plain line every ten seconds.
-
-    A stream that fails, such as that of a closed terminal, ends the progress and not the training.
+    """On stderr. A stream that fails, such as that of a closed terminal, ends the progress and no more.
 
     Args:
-        label: what the bar is of.
+        label: what is done.
         steps: number of steps.
         shown: whether anything is shown, or a function that is called with the step and a note instead.
     """
 
     def __init__(self, label: str, steps: int, shown: bool | Callable[[int, str], None] = True) -> None:
-        self.label, self.steps = clean(label), steps
+        self.label, self.steps, self.step, self.first = clean(label), steps, 0, 0
         self.function = shown if callable(shown) else None
-        stream: Any = sys.stderr
-        self.stream: Any = getattr(stream, "stream", stream)  # all text is cleaned here
-        self.shown = shown is True and self.stream is not None
-        self.terminal = bool(self.shown and self.stream.isatty()) and os.environ.get("TERM") != "dumb"
-        self._bar: Any = None
-        self.start(0)
-
-    def start(self, step: int) -> None:
-        """Steps are counted, and their time is taken, from here on."""
-        self.first = self.step = step
+        # A stream that replaces control characters would break the line; all text is cleaned here.
+        self.stream = getattr(sys.stderr, "stream", sys.stderr) if shown is True else None
+        self.terminal = bool(self.stream and self.stream.isatty()) and os.environ.get("TERM") != "dumb"
         self.began = self.printed = time.monotonic()
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:
         """Shows what is done within the block."""
-        opened = self._bar is None
         self.show(text)
         try:
             yield
         finally:
-            if opened:
-                self.close()
+            self.close()
 
     def update(self, step: int, note: str = "") -> None:
         """Show the step and a note; the function is told as well."""
+        if self.step == 0:  # from here on steps are timed; those before may be of an earlier process
+            self.first, self.began = step, time.monotonic()
         self.step = step
         if self.function is not None:
             self.function(step, note)
@@ -62,39 +53,29 @@ class Progress:
 
     def show(self, note: str) -> None:
         """Show a note; on a terminal at once."""
-        if not self.shown:
+        now = time.monotonic()
+        if self.stream is None or not (self.terminal or now - self.printed >= EVERY):
             return
-        try:
-            if self.terminal:
-                self._draw(clean(note))
-            elif time.monotonic() - self.printed >= EVERY:
-                self._print(clean(note))
-        except (OSError, ValueError):
-            self.shown = False
-
-    def _print(self, note: str) -> None:
-        self.printed, left = time.monotonic(), ""
+        parts = [self.label, f"{self.step:,}/{self.steps:,} steps"]
         if done := self.step - self.first:
-            seconds = (self.printed - self.began) / done * (self.steps - self.step)
-            left = f"  {timedelta(seconds=round(seconds))} left"
-        line = f"{self.label}  {self.step:,}/{self.steps:,} steps{left}  {note}".rstrip()
+            seconds = (now - self.began) / done * (self.steps - self.step)
+            parts.append(f"{timedelta(seconds=round(seconds))} left")
+        line, self.printed = "  ".join([*parts, clean(note)]).rstrip(), now
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        print(line.encode(encoding, "replace").decode(encoding), file=self.stream, flush=True)
-
-    def _draw(self, note: str) -> None:
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn()
-            more = TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)
-            self._bar = Progress(*columns, *more, console=Console(file=self.stream), transient=True)
-            self._bar.add_task(self.label, total=self.steps, completed=self.first, note="")
-            self._bar.start()
-        self._bar.update(0, completed=self.step, note=note)
+        line = line.encode(encoding, "replace").decode(encoding)
+        self._write(
+            f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}" if self.terminal else f"{line}\n"
+        )
 
     def close(self) -> None:
-        if self._bar is not None:
-            with suppress(OSError, ValueError):
-                self._bar.stop()
-            self._bar = None
+        """Clear the line of a terminal."""
+        if self.terminal:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        try:
+            if self.stream is not None:
+                self.stream.write(text)
+                self.stream.flush()
+        except (OSError, ValueError):
+            self.stream = None

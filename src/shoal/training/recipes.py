@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from shoal.files import read_yaml
 from shoal.models.features import find_head
 from shoal.options import FitOptions
 from shoal.registry import spelled
-from shoal.training.averaging import SWAD
 from shoal.training.callbacks import Point
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import snapshot
@@ -35,7 +34,7 @@ from shoal.training.setup import Setup
 from shoal.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from shoal.training.journal import Journal
+    from shoal.training.folder import RunFolder
 
 INITIAL = "stages/initial.safetensors"
 """Where a run that is retrained keeps its initial weights."""
@@ -45,23 +44,26 @@ RELEASED_HEAD_STEPS = 500
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train a pretrained model. ``shoal.train``, ``shoal.fit`` and ``shoal.compare`` take its name."""
+    """How to train a pretrained model. ``shoal.train``, ``shoal.fit`` and ``shoal.compare`` take its name.
+
+    Attributes:
+        options: fields of :class:`~shoal.options.TrainingOptions`; what the caller gives wins.
+        pretrained: whether it makes sense for pretrained weights only.
+        model: options of a backbone that is built by its name.
+        freeze_batchnorm: whether :func:`shoal.fit` calls :func:`shoal.models.freeze_batchnorm` on a model of
+            the caller's own; backbones built by their names have BatchNorm frozen by default.
+        datasets: options that the authors use for single datasets, by their names.
+    """
 
     name: str
     summary: str
     reference: str
     algorithm: str
     options: Mapping[str, Any]
-    """Fields of :class:`~shoal.options.TrainingOptions`; what the caller gives wins."""
     pretrained: bool = True
-    """Whether it makes sense for pretrained weights only."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a backbone that is built by its name; they do not apply to a model of the caller's own."""
     freeze_batchnorm: bool = False
-    """Whether :func:`shoal.fit` calls :func:`shoal.models.freeze_batchnorm` on a model of the caller's own.
-    Backbones built by their names have BatchNorm frozen by default."""
     datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options that the authors use for single datasets, by their names."""
 
     def fill(self, given: Mapping[str, Any], dataset: str = "") -> dict[str, Any]:
         """``given``, with the recipe's value for every option that was not given."""
@@ -115,19 +117,19 @@ class Job:
         self.retraining: Trainer | None = None
         self.seconds = 0.0
 
-    def run(self, journal: Journal | None = None) -> Point:
+    def run(self, folder: RunFolder | None = None) -> Point:
         """Trains, or resumes; the model then has the selected weights."""
         began, retrain = time.monotonic(), self.setup.options["retrain"]
         try:
-            initial = _initial_weights(self.setup, journal) if retrain else {}
-            _run(self.warm, journal)
-            self.trainer.run(journal)
+            initial = _initial_weights(self.setup, folder) if retrain else {}
+            _run(self.warm, folder)
+            self.trainer.run(folder)
             if retrain:
                 self.setup.model.load_state_dict(initial)
                 again = self._retraining()
-                _run(_warm_start(again, "retrain warm start"), journal)
+                _run(_warm_start(again, "retrain warm start"), folder)
                 self.retraining = Trainer(again)
-                _run(self.retraining, journal)
+                _run(self.retraining, folder)
             return self.selected[0]
         finally:
             self.seconds = max(time.monotonic() - began, self.trainer.seconds)
@@ -140,8 +142,8 @@ class Job:
         """
         setup, search = self.setup, self.trainer.selection
         steps, average, warm = search.selected[0].step, setup.options["average"], setup.options["warm_start"]
-        if isinstance(search.average, SWAD):
-            first, steps = search.average.span or (steps, steps)
+        if search.swad is not None:
+            first, steps = search.swad.span or (steps, steps)
             average = f"sma:{first}"
         elif search.average is not None and average is not None and average.startswith("sma"):
             first = search.average.start  # the selected weights may be from before it
@@ -155,7 +157,7 @@ class Job:
         return Setup(
             type(setup.algorithm),
             setup.model,
-            with_validation(replace(setup.data, examples=setup.examples)),
+            with_validation(setup.data),
             {**setup.options, **changes},
             "retraining",
             "retrain",
@@ -176,16 +178,14 @@ class Job:
     def points(self) -> list[Point]:
         """All that was measured: the history, and the final weights where they are not of a step in it."""
         found = list(self.trainer.history)
-        for point in (self.trainer.selected[0], self.selected[0]) if found else ():
-            if all(point is not other for other in found):
-                found.append(point)
-        return found
+        final = (self.trainer.selected[0], self.selected[0]) if found else ()
+        return list({id(point): point for point in (*found, *final)}.values())
 
 
-def _run(trainer: Trainer | None, journal: Journal | None) -> None:
+def _run(trainer: Trainer | None, folder: RunFolder | None) -> None:
     """A stage, in a folder of its own; one that is over returns at once."""
-    if trainer is not None and journal is not None:
-        with journal.stage(trainer.setup.stage) as own:
+    if trainer is not None and folder is not None:
+        with folder.stage(trainer.setup.stage) as own:
             trainer.run(own)
     elif trainer is not None:
         trainer.run()
@@ -260,13 +260,13 @@ def with_validation(data: DomainData) -> DomainData:
     return data.split_as(splits, {k: v for k, v in data.notes.items() if k != "validation"})
 
 
-def _initial_weights(setup: Setup, journal: Journal | None) -> dict[str, Tensor]:
+def _initial_weights(setup: Setup, folder: RunFolder | None) -> dict[str, Tensor]:
     """The weights before any stage, which a run that is resumed has in its folder."""
     weights = {name: value.cpu() for name, value in snapshot(setup.model).items()}
-    if journal is None:
+    if folder is None:
         return weights
-    path = journal.path / INITIAL
+    path = folder.path / INITIAL
     if setup.processes.gather(path.exists())[0]:
         return load_weights(path)
-    journal.write(INITIAL, save(weights))
+    folder.write(INITIAL, save(weights))
     return weights

@@ -39,7 +39,8 @@ class Selection(Callback):
     """Evaluates the model, keeps the weights that are to be selected, and says when to stop.
 
     Attributes:
-        average: the average of weights, if there is one.
+        average: the average of weights at every evaluation, if there is one.
+        swad: the average of weights that is known at the end only, if there is one.
         best: the best evaluation on validation, and its weights.
         final: at the end, the averaged or interpolated weights, and their evaluation.
         start: the weights at the start, if they are to be interpolated with (WiSE-FT).
@@ -49,16 +50,18 @@ class Selection(Callback):
     def __init__(self, trainer: Trainer) -> None:
         self.setup, self.state = trainer.setup, trainer.state
         steps, every = self.setup.options["steps"], self.setup.eval_every
-        self.average = make_average(self.setup.options["average"], steps)
+        average = make_average(self.setup.options["average"], steps)
+        self.swad = average if isinstance(average, SWAD) else None
+        self.average = None if isinstance(average, SWAD) else average
         self.best: tuple[Point, Weights] | None = None
         self.final: tuple[Point, Weights] | None = None
         self.start: Weights | None = None
         self.interpolation: dict[str, Any] = {}
         self._refreshing: MetaBatchLoader | None = None
         self._evaluations = -(-steps // every)
-        if isinstance(self.average, SWAD) and self._evaluations < self.average.needed:
+        if self.swad is not None and self._evaluations < self.swad.needed:
             self._warn(
-                f"average='swad' needs {self.average.needed} evaluations and has {self._evaluations} "
+                f"average='swad' needs {self.swad.needed} evaluations and has {self._evaluations} "
                 f"(steps={steps:,}, eval_every={every:,}); set eval_every={max(1, steps // 50)}."
             )
 
@@ -75,29 +78,28 @@ class Selection(Callback):
             self.start = snapshot(self.setup.model)
         if self.setup.l2_sp is not None:
             self.setup.l2_sp.begin()
-        if self.average is not None and not isinstance(self.average, SWAD):
-            self.average.begin(self.setup.model)
+        if self.average is not None and self.average.online:
+            self.average.state["buffers"] = [b.clone() for b in self.setup.model.buffers()]
 
     def on_step(self, state: State) -> None:
-        setup, average = self.setup, self.average
-        if average is None:
-            return
-        average.update(state.step, setup.engine.params)
-        if not isinstance(average, SWAD) and average.online:
+        setup = self.setup
+        for average in filter(None, (self.average, self.swad)):
+            average.update(state.step, setup.engine.params)
+        if self.average is not None and self.average.online:
             assert state.batch is not None
             with setup.engine.autocast():
-                average.track(setup.model, setup.engine.params, state.batch.x)
+                self.average.track(setup.model, setup.engine.params, state.batch.x)
 
     def evaluate(self, loss: float) -> Point:
         """The scores at this step, with the mean ``loss`` since the point before; keeps the best weights."""
         setup, step = self.setup, self.state.step
-        with self._averaged(swad=False):
+        with self._averaged():
             scores = self._scores()
             point = Point(step, step * setup.sampler.domains_per_step, loss, scores)
-            if setup.select == "best" and (self.best is None or _better(point, self.best[0])):
+            if setup.options["select"] == "best" and (self.best is None or _better(point, self.best[0])):
                 self.best = (point, snapshot(setup.model))
-        if isinstance(self.average, SWAD):
-            self.average.evaluated(scores["validation"].loss if "validation" in scores else None)
+        if self.swad is not None:
+            self.swad.evaluated(scores["validation"].loss)
         return point
 
     def _scores(self) -> Any:
@@ -111,19 +113,18 @@ class Selection(Callback):
         for number, point in enumerate(history if patience is not None else ()):
             best = number if _better(point, history[best]) else best
         out_of_patience = patience is not None and len(history) > best + patience
-        return out_of_patience or (self.average is not None and self.average.done)
+        return out_of_patience or (self.swad is not None and self.swad.done)
 
     # Averaged weights
 
     @contextmanager
-    def _averaged(self, swad: bool) -> Iterator[None]:
-        """Within the block the model holds the average of its weights; that of SWAD is known at the end."""
-        average, model = self.average, self.setup.model
-        hidden = average is None or (isinstance(average, SWAD) and not swad)
-        if average is None or hidden or (weights := average.weights()) is None:
+    def _averaged(self) -> Iterator[None]:
+        """Within the block the model holds the average of its weights, where there is one."""
+        weights = None if self.average is None else self.average.weights()
+        if self.average is None or weights is None:
             yield
             return
-        buffers, tracked = list(model.buffers()), average.state.get("buffers")
+        buffers, tracked = list(self.setup.model.buffers()), self.average.state["buffers"]
         with applied([*self.setup.engine.params, *buffers], [*weights, *(tracked or buffers)]):
             if tracked is None:
                 self.refresh()
@@ -151,20 +152,21 @@ class Selection(Callback):
 
     def finish(self) -> None:
         """Makes the weights that are selected, if they are an average or interpolated."""
-        average, model, state = self.average, self.setup.model, self.state
-        swad = isinstance(average, SWAD)
-        if average is not None and average.span is not None and (swad or self.best is None):
-            model.train()
-            with self._averaged(swad=True):
-                point = state.history[-1]
-                self.final = (replace(point, scores=self._scores()) if swad else point), snapshot(model)
-        if isinstance(average, SWAD) and self._evaluations >= average.needed and not average.started:
-            first, last = average.span or (0, 0)
-            self._warn(
-                f"swad found no start in {len(state.history):,} evaluations: none was followed by two "
-                f"without a lower validation loss. The result is the mean over steps {first:,} to {last:,}. "
-                "Train for longer, or set a smaller eval_every."
-            )
+        model, point = self.setup.model, self.state.history[-1]
+        if self.swad is not None and (weights := self.swad.weights()) is not None:
+            with applied(self.setup.engine.params, weights):
+                self.refresh()
+                self.final = replace(point, scores=self._scores()), snapshot(model)
+            first, last = self.swad.span or (0, 0)
+            if self._evaluations >= self.swad.needed and not self.swad.started:
+                self._warn(
+                    f"swad found no start in {len(self.state.history):,} evaluations: none was followed by "
+                    f"two without a lower validation loss. The result is the mean over steps {first:,} to "
+                    f"{last:,}. Train for longer, or set a smaller eval_every."
+                )
+        elif self.average is not None and self.average.started and self.best is None:
+            with self._averaged():
+                self.final = point, snapshot(model)
         if self.start is not None:
             self._interpolate(self.start)
 
@@ -177,8 +179,7 @@ class Selection(Callback):
         (point, _), chosen = self.selected, self.final or self.best
         end, self.final, tried = chosen[1] if chosen else snapshot(model), None, {}
         for alpha in ALPHAS[::-1] if wanted == "validation" else (float(wanted or 0),):
-            model.load_state_dict(interpolate(start, end, alpha) if alpha else start)
-            model.train()
+            model.load_state_dict(interpolate(start, end, alpha))
             if 0 < alpha < 1:
                 self.refresh()
             found = point if alpha == 1 else replace(point, scores=self._scores())
@@ -195,20 +196,18 @@ class Selection(Callback):
         """The point whose weights count, and the rule that chose it."""
         if not self.state.history:
             raise RuntimeError("the training has not been run yet.")
-        name, average, selects = self.setup.options["average"], self.average, self.setup.selects
-        span, rule = average.span if average else None, "last step"
-        swad = isinstance(average, SWAD)
-        averaged = span is not None and (not swad or self.final is not None)
-        if self.best is not None and not (averaged and swad):
+        name, selects = self.setup.options["average"], self.setup.evaluator.selects
+        average, chosen = self.swad or self.average, self.final or self.best
+        span = average.span if average and (self.final or not self.swad) else None
+        if self.best is not None and not (self.swad and span):
             rule = f"best on validation by {selects.name}" if selects else "best on validation"
-            rule += f", {name}" if averaged else ""
-        elif averaged and span is not None:
-            rule += f", {name} of steps {span[0]} to {span[1]}"
-        if average is not None and not (span and average.started):
+            rule += f", {name}" if span else ""
+        else:
+            rule = f"last step, {name} of steps {span[0]} to {span[1]}" if span else "last step"
+        if average is not None and not average.started:
             rule += f" ({name} found no start)"
         if (alpha := self.interpolation.get("alpha")) is not None:
             rule += f", interpolated by {alpha:g} from the start"
-        chosen = self.final or self.best
         return (chosen[0] if chosen else self.state.history[-1]), rule
 
     def restore(self) -> Point:
@@ -228,21 +227,19 @@ class Selection(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         best = None if self.best is None else {"step": self.best[0].step, "weights": self.best[1]}
-        average = None if self.average is None else self.average.state
-        return {"best": best, "start": self.start, "average": average}
+        average = self.swad or self.average
+        return {"best": best, "start": self.start, "average": average.state if average else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Once the history is there."""
+        device = self.setup.device
+        state = map_nest(lambda v: v.to(device) if isinstance(v, Tensor) else v, state)
         if state["best"] is not None:
             point = next(p for p in self.state.history if p.step == state["best"]["step"])
-            self.best = point, self._on_device(state["best"]["weights"])
-        if state["start"] is not None:
-            self.start = self._on_device(state["start"])
-        if self.average is not None:
-            self.average.state = self._on_device(state["average"])
-
-    def _on_device(self, state: Any) -> Any:
-        return map_nest(lambda v: v.to(self.setup.device) if isinstance(v, Tensor) else v, state)
+            self.best = point, state["best"]["weights"]
+        self.start = state["start"]
+        if (average := self.swad or self.average) is not None:
+            average.state = state["average"]
 
 
 def _better(one: Point, other: Point) -> bool:

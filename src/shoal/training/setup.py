@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm, algorithm_class, build, check_settings, settings_of
 from shoal.algorithms.base import trained_parameters
-from shoal.data.batch import DomainData, Examples, TensorData
+from shoal.data.batch import DomainData, TensorData
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
@@ -50,7 +50,7 @@ class Setup:
         algorithm: name or class of the algorithm.
         model: model to train, in place.
         data: examples and splits.
-        options: complete options.
+        options: complete options; what is not given of them is then decided by the model and the data.
         label: name of the run in messages.
         stage: stage of a recipe, or ``"train"``.
         processes: the processes that train together.
@@ -72,28 +72,20 @@ class Setup:
         horizon: int | None = None,
         frozen: Literal["train", "eval"] = "eval",
     ) -> None:
-        cls = algorithm_class(algorithm)
-        self.options, self.data, self.stage, self.only, self.frozen = options, data, stage, only, frozen
+        self.stage, self.only, self.frozen = stage, only, frozen
         self.processes = processes or Processes(options["device"])
         self.device = self.processes.device
         self.model = model.to(self.device)
-        self.label = label or (algorithm if isinstance(algorithm, str) else cls.__name__)
-        self.examples: Examples = data.examples
-        if isinstance(self.examples, TensorData):
-            self.examples = self.examples.to(self.device)
-        self.splits: list[str] = [s for s in SPLITS if s in data.splits]
-        self.select = options["select"] or ("best" if "validation" in self.splits else "last")
-        # By default pretrained image models compute in bf16 with channels last on CUDA.
-        images = bool(getattr(model, "weights", "")) and any(p.ndim == 4 for p in model.parameters())
-        images = images and self.device.type == "cuda" and torch.cuda.is_bf16_supported(False)
-        self.precision = options["precision"] or ("bf16" if images else "fp32")
-        self.channels_last = (options["memory_format"] or images) in ("channels-last", True)
-        self.progress = Progress(
-            self.label, options["steps"], options["progress"] if self.processes.main else False
-        )
+        self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
+        self.data = data
+        if isinstance(data.examples, TensorData):
+            self.data = replace(data, examples=data.examples.to(self.device))
+        self.options = options = _decided(options, self.model, data)
+        shown = options["progress"] if self.processes.main else False
+        self.progress = Progress(self.label, options["steps"], shown)
         # Reading examples may draw random numbers.
         with seeded(options["seed"]), self.progress.phase("reading data"):
-            found = self._examine(algorithm, cls, horizon)
+            found = self._build(algorithm, horizon)
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options["batch_size"],
@@ -102,64 +94,52 @@ class Setup:
             seed=options["seed"],
             steps=options["steps"],
         )
-        self._check(found)
+        scored = self._check(found)
         with only_trained(model, only):
             self._make_engine()
-        self.eval_batch = options["eval_batch"] or max(
-            1, min(1024, _most_numbers(self.device) // found.numbers)
-        )
-        limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
-        if options["eval_limit"] is not None:
-            limits = dict.fromkeys(self.splits, options["eval_limit"])
-        self.evaluator = self.evaluator_of(self.splits, limits)
+        self.evaluator = self._make_evaluator(scored, found.numbers)
         self.eval_every = options["eval_every"] or self._default_eval_every()
         if options["compile"]:
             parts = self.algorithm.needs_features and self.algorithm.extractor is None
             for module in [model.features, model.head] if parts else [model]:  # what the engine calls
                 _compile(module)  # type: ignore[arg-type]
 
-    def _examine(
-        self, algorithm: str | type[Algorithm], cls: type[Algorithm], horizon: int | None
-    ) -> Examined:
+    def _build(self, algorithm: str | type[Algorithm], horizon: int | None) -> Examined:
         """Finds out the task and the loss, and builds the algorithm."""
-        options, model = self.options, self.model
-        if isinstance(options["loss"], nn.Module):
-            options["loss"].to(self.device)  # its class weights
+        options, model, cls = self.options, self.model, algorithm_class(algorithm)
+        loss: Any = options["loss"]
+        if isinstance(loss, nn.Module):
+            loss.to(self.device)  # its class weights
         settings, extractor = check_settings(cls, options["settings"]), None
         layer = settings.get("features")
         if cls.needs_features and (layer is not None or not isinstance(model, FeatureModel)):
             extractor = FeatureExtractor(model, layer)
             extractor.close()
-        found = examine(
-            model, self.data, self.examples, self.device, options["classes"], options["loss"], extractor
-        )
-        self.example = found.x
-        self.task = replace(found.task, steps=horizon or options["steps"])
-        self.loss = options["loss"] or found.loss
+        found = examine(model, self.data, self.device, options["classes"], loss, extractor)
+        self.example, self.task = found.x, replace(found.task, steps=horizon or options["steps"])
         if extractor is not None and "features" in settings_of(cls):
             settings |= {"features": extractor.layer}
-        self.algorithm = build(algorithm, model, self.loss, self.task, **settings).to(self.device)
+        self.algorithm = build(algorithm, model, loss or found.loss, self.task, **settings).to(self.device)
         self.algorithm.check_input(found.x)
-        if self.splits and (why := why_unscored(found)):
-            if self.splits != ["train"]:
-                raise InputError(f"{why}; give the model one output, or no validation and test data.")
-            warn(f"{why}: nothing is evaluated.", stacklevel=5)
-            self.splits = []
-        self.metrics, self.selects = choose_metrics(options["metric"], self.data.measures, self.task.kind)
         return found
 
-    def _check(self, found: Examined) -> None:
-        """Refuses what does not go together."""
+    def _check(self, found: Examined) -> list[str]:
+        """Refuses what does not go together; the splits that can be evaluated."""
         options, algorithm, count = self.options, self.algorithm, self.processes.count
-        name, size, pieces = type(algorithm).__name__, options["batch_size"], options["accumulate"]
-        validated = {"select": self.select == "best", "warm_start": options["warm_start"] == "plateau"}
-        validated |= {"wise_ft": options["wise_ft"] == "validation", "average": uses_swad(options)}
+        splits = [split for split in SPLITS if split in self.data.splits]
+        if splits and (why := why_unscored(found)):
+            if splits != ["train"]:
+                raise InputError(f"{why}; give the model one output, or no validation and test data.")
+            warn(f"{why}: nothing is evaluated.", stacklevel=5)
+            splits = []
+        validated = {"select": options["select"] == "best", "average": uses_swad(options)}
+        validated |= {"warm_start": options["warm_start"] == "plateau"}
+        validated |= {"wise_ft": options["wise_ft"] == "validation"}
         for option in ("select", "warm_start", "wise_ft", "average", "patience", "retrain"):
-            if validated.get(option, options[option]) and "validation" not in self.splits:
-                value = options[option]
-                raise InputError(f"{value!r} requires validation data.", option)
+            if validated.get(option, options[option]) and "validation" not in splits:
+                raise InputError(f"{options[option]!r} requires validation data.", option)
         check_comparison(algorithm, self.data, self.sampler)
-        algorithm.check_step(self.sampler.domains_per_step)
+        name, size, pieces = type(algorithm).__name__, options["batch_size"], options["accumulate"]
         once = {"compile": options["compile"], "miro": options["miro"], "accumulate": pieces > 1}
         for option, given in once.items() if algorithm.second_order else ():
             if given:
@@ -175,7 +155,8 @@ class Setup:
             )
         if options["loss"] is not None or found.weighted:
             why = f"accumulate={pieces}" if pieces > 1 else "training in several processes"
-            check_loss(self.loss, found, algorithm, why if pieces > 1 or count > 1 else None)
+            check_loss(algorithm.loss, found, algorithm, why if pieces > 1 or count > 1 else None)
+        return splits
 
     def _make_engine(self) -> None:
         """The optimizer, its schedule, and what belongs to fine-tuning.
@@ -205,7 +186,7 @@ class Setup:
             algorithm,
             optimizer,
             self.processes,
-            precision=self.precision,
+            precision=options["precision"] or "fp32",
             clip=options["clip"],
             accumulate=options["accumulate"],
             auxiliary=auxiliary,
@@ -216,6 +197,38 @@ class Setup:
         self.schedule = make_schedule(options, optimizer)
         if self.rates is not None:
             self.rates.check(self.schedule)
+
+    def _make_evaluator(self, splits: Sequence[str], numbers: int) -> Evaluator:
+        """That of these ``splits``; ``numbers`` is the most that an example becomes within the model."""
+        options, data = self.options, self.data
+        metrics, selects = choose_metrics(options["metric"], data.measures, self.task.kind)
+        limit = options["eval_limit"]
+        return Evaluator(
+            data.examples.evaluation(),
+            {split: data.splits[split] for split in splits},
+            task=self.task,
+            loss=self.algorithm.loss,
+            batch_size=options["eval_batch"] or max(1, min(1024, _most_numbers(self.device) // numbers)),
+            workers=options["workers"],
+            limits={split: limit or TRAIN_SAMPLE for split in splits if limit or split == "train"},
+            processes=self.processes,
+            autocast=self.engine.autocast,
+            enter=self.enter,
+            metrics=metrics,
+            selects=selects,
+            uncounted=data.uncounted,
+            watch=lambda split, done, total: self.progress.show(f"evaluating {split} {done:,}/{total:,}"),
+            label_scale=data.label_scale,
+        )
+
+    def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int]) -> Evaluator:
+        """An evaluator of these splits."""
+        return replace(self.evaluator, splits={s: self.data.splits[s] for s in splits}, limits=limits)
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that are evaluated."""
+        return list(self.evaluator.splits)
 
     @property
     def lr(self) -> float:
@@ -233,30 +246,10 @@ class Setup:
         fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
         return math.ceil(options["steps"] / max([1, *fits]))
 
-    def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int]) -> Evaluator:
-        """An evaluator of these splits."""
-        return Evaluator(
-            self.examples.evaluation(),
-            {split: self.data.splits[split] for split in splits},
-            task=self.task,
-            loss=self.loss,
-            batch_size=self.eval_batch,
-            workers=self.options["workers"],
-            limits=limits,
-            processes=self.processes,
-            autocast=lambda: self.engine.autocast(),
-            enter=self.enter,
-            metrics=self.metrics,
-            selects=self.selects,
-            uncounted=self.data.uncounted,
-            watch=lambda split, done, total: self.progress.show(f"evaluating {split} {done:,}/{total:,}"),
-            label_scale=self.data.label_scale,
-        )
-
     def loader(self, sampler: Any, start: int, stop: int, workers: int | None = None) -> MetaBatchLoader:
         """This process's share of the batches that a sampler plans."""
         return MetaBatchLoader(
-            self.examples,
+            self.data.examples,
             sampler,
             workers=self.options["workers"] if workers is None else workers,
             device=self.device,
@@ -275,25 +268,42 @@ class Setup:
 
         return map_nest(channels_last, x) if self.channels_last else x
 
+    @property
+    def channels_last(self) -> bool:
+        return self.options["memory_format"] == "channels-last"
+
     @contextmanager
     def training(self) -> Iterator[None]:
-        """While it trains: weights are laid out as asked, hooks attached, and other parts frozen."""
+        """While it trains: modes are set, weights laid out as asked, hooks attached, other parts frozen."""
         modules: list[Any] = [self.model] + ([self.miro.pretrained] if self.miro else [])
         recording = self.miro.recording() if self.miro else nullcontext()
         try:
             for module in modules if self.channels_last else ():
                 module.to(memory_format=torch.channels_last)
+            self.model.train(self.only is None or self.frozen == "train")
+            if self.only is not None:
+                self.only.train()
             with self.algorithm.recording(), recording, only_trained(self.model, self.only):
                 yield
         finally:
             for module in modules if self.channels_last else ():
                 module.to(memory_format=torch.contiguous_format)
 
-    def train_mode(self) -> None:
-        """Training mode for what is trained; ``frozen`` is the mode of the rest of the model."""
-        self.model.train(self.only is None or self.frozen == "train")
-        if self.only is not None:
-            self.only.train()
+
+def _decided(options: FitOptions, model: nn.Module, data: DomainData) -> FitOptions:
+    """The options, with what is not given decided by the model and the data.
+
+    Pretrained image models compute in bf16 with channels last on CUDA.
+    """
+    device = next(iter(model.parameters()), torch.empty(0)).device
+    images = bool(getattr(model, "weights", "")) and any(p.ndim == 4 for p in model.parameters())
+    fast = images and device.type == "cuda" and torch.cuda.is_bf16_supported(False)
+    decided: FitOptions = {
+        "select": options["select"] or ("best" if "validation" in data.splits else "last"),
+        "precision": options["precision"] or ("bf16" if fast else "fp32"),
+        "memory_format": options["memory_format"] or ("channels-last" if fast else "contiguous"),
+    }
+    return {**options, **decided}
 
 
 @contextmanager

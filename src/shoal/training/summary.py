@@ -29,7 +29,7 @@ def summary(job: Job, status: str = "finished", error: str = "") -> dict[str, An
     history, setup = job.points, job.setup
     point, rule = job.selected if history else (None, "last step")
     formats = {"memory_format": "channels-last"} if setup.channels_last else {}
-    formats |= {"precision": setup.precision} if setup.precision != "fp32" else {}
+    formats |= {"precision": "bf16"} if setup.options["precision"] == "bf16" else {}
     return {
         "status": status,
         "history": tuple(each.to_dict() for each in history),
@@ -90,7 +90,7 @@ def model_files(
     ``calibration`` is that of :mod:`shoal.training.calibration`.
     """
     with seeded(setup.options["seed"]):  # reading an example may draw random numbers
-        x = setup.examples.evaluation()[int(setup.data.splits["train"].indices[0])][0]
+        x = setup.data.examples.evaluation()[int(setup.data.splits["train"].indices[0])][0]
     shape, numbers = list(setup.data.input_shape), ""
     if isinstance(x, torch.Tensor):
         shape, numbers = shape or list(x.shape), str(x.dtype).removeprefix("torch.")

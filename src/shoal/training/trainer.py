@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,22 +19,20 @@ from shoal.errors import InputError
 from shoal.options import TrainingOptions, declared
 from shoal.tensors import like
 from shoal.training.agreement import Tracking
-from shoal.training.callbacks import Callback, Callbacks, Point, State
+from shoal.training.callbacks import Callback, CallbackError, Point, State
 from shoal.training.capture import Steps
+from shoal.training.folder import RunFolder
 from shoal.training.monitor import Monitor
 from shoal.training.options import plain
 from shoal.training.selection import Selection
 from shoal.training.setup import Setup
-from shoal.training.stopping import Interrupted, Signals, isolated_rng
-
-if TYPE_CHECKING:
-    from shoal.training.journal import Journal
+from shoal.training.stopping import Diverged, Interrupted, Signals, isolated_rng
 
 NUMBERS = 31  # what a key is for
 LOG_EVERY = 50
 """Steps between two lines of the log."""
-LONGEST, SECONDS = 50, 0.5
-"""The most steps between two readings of losses off the device, and about as long as they should take."""
+SECONDS, TOGETHER_EVERY = 0.5, 10
+"""After how long losses are read off the device, at the latest; several processes do so after some steps."""
 CHECKPOINT_SECONDS = 300.0
 KERNELS = ("foreach", "fused", "capturable")
 
@@ -49,21 +47,18 @@ class Trainer:
 
     def __init__(self, setup: Setup, *, last: bool = True) -> None:
         options = setup.options
-        self.setup, self.model, self.progress, self.last = setup, setup.model, setup.progress, last
+        self.setup, self.model, self.last = setup, setup.model, last
         self.state = State(setup.label, setup.stage, options["steps"], setup.model, setup.engine.optimizer)
+        self.history = self.state.history
         self.monitor = Monitor(setup, self.state)
         self.selection = Selection(self)
         self.tracking = Tracking(setup, self.write_line) if options["track_every"] is not None else None
-        internal: list[Callback] = [self.selection, *([self.tracking] if self.tracking else [])]
-        self.callbacks = Callbacks(internal, options["callbacks"])
+        self.internal: list[Callback] = [self.selection, *([self.tracking] if self.tracking else [])]
         self.steps = Steps(setup.engine, options["capture"], setup.schedule)
-        self.journal: Journal | None = None
+        self.folder: RunFolder | None = None
         self.signals = Signals(watch=False)
-        self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
-
-    @property
-    def history(self) -> list[Point]:
-        return self.state.history
+        self.seconds, self._began = 0.0, time.monotonic()
+        self._saved = self._read = self._began
 
     @property
     def agreement(self) -> list[dict[str, Any]]:
@@ -75,93 +70,95 @@ class Trainer:
         """The point whose weights count, and the rule that chose it."""
         return self.selection.selected
 
-    def run(self, journal: Journal | None = None) -> Point:
-        """Train to the end, from the newest checkpoint of ``journal`` where there is one.
+    def run(self, folder: RunFolder | None = None) -> Point:
+        """Train to the end, from the newest checkpoint in ``folder`` where there is one.
 
         The model then has the selected weights, and is in evaluation mode.
         """
-        setup, self.journal = self.setup, journal
+        setup, self.folder = self.setup, folder
         self._began = time.monotonic()
         with (
-            Signals(watch=journal is not None) as self.signals,
+            Signals(watch=folder is not None) as self.signals,
             isolated_rng(setup.device, setup.options["deterministic"]),
             setup.training(),
         ):
             try:
-                if journal is not None:
-                    self.state.folder = journal.path
-                    if (checkpoint := journal.restore()) is not None:
+                if folder is not None:
+                    self.state.folder = folder.path
+                    if (checkpoint := folder.restore()) is not None:
                         self.load_state_dict(checkpoint)
                 self._train()
             finally:
                 self.selection.close()
-                self.progress.close()
+                setup.progress.close()
                 self.seconds += time.monotonic() - self._began
         return self.selection.restore()
 
     def _train(self) -> None:
-        state = self.state
+        setup, state = self.setup, self.state
         try:
-            self.callbacks("on_start", state)
-            self.setup.train_mode()
-            self.progress.start(state.step)
+            self._notify("on_start")
             self.monitor.start()
-            loader = self.setup.loader(self.setup.sampler, state.step, state.steps)
+            loader = setup.loader(setup.sampler, state.step, state.steps)
             state.gather = loader.gather
             with closing(loader):
-                self._loop(loader.draws() if isinstance(self.setup.examples, TensorData) else iter(loader))
+                self._loop(loader.draws() if isinstance(setup.data.examples, TensorData) else iter(loader))
             self.selection.finish()
         except BaseException:
             with suppress(Exception):
-                self.callbacks("on_end", state)
+                self._notify("on_end")
             raise
-        self.callbacks("on_end", state)
+        self._notify("on_end")
 
     def _loop(self, batches: Iterator[MetaBatch | Draw]) -> None:
-        state, setup, chunk = self.state, self.setup, 1
+        state, setup, seeds = self.state, self.setup, self._seeds()
         if setup.options["compile"] or self.steps.reason is None:
-            self.progress.show("compiling or capturing the first steps")
+            setup.progress.show("compiling or capturing the first steps")
         while not self.finished:
-            began, first = time.monotonic(), state.step
-            self._advance(batches, self._next_stop(chunk))
+            self._step(next(batches), next(seeds))
+            while not self._is_due():
+                self._step(next(batches), next(seeds))
             self.monitor.read()
             if state.step % LOG_EVERY == 0:
                 self.write_line(self.monitor.line())
             if evaluated := state.step % setup.eval_every == 0 or state.step >= state.steps:
                 self._evaluate()
-            if setup.processes.main:
-                self.progress.update(state.step, self.monitor.note())
-            pace = (state.step - first) / max(time.monotonic() - began, 1e-9)
-            chunk = self._save_if_due(evaluated, max(1, min(LONGEST, int(pace * SECONDS))))
+            setup.progress.update(state.step, self.monitor.note())
+            if self.folder is not None:
+                self._save_if_due(self.folder, evaluated)
+            self._read = time.monotonic()
 
-    def _advance(self, batches: Iterator[MetaBatch | Draw], stop: int) -> None:
-        """To step ``stop``, or after a signal to the next step."""
+    def _seeds(self) -> Iterator[int]:
+        """Random numbers are a function of the step, so that nothing of them has to be remembered."""
+        seed, process = self.setup.options["seed"], self.setup.processes.index
+        for first in range(self.state.step, self.state.steps, 1000):
+            yield from key(seed, NUMBERS, np.arange(first, first + 1000), process).tolist()
+
+    def _step(self, batch: MetaBatch | Draw, seed: int) -> None:
         setup, state = self.setup, self.state
-        first, alone = state.step, setup.engine.alone
+        state.batch = batch
+        seed_all(seed, setup.device)
+        self._notify("before_step")
+        log = self.steps(state, seed)
         by_domain = setup.sampler.draw in ("domains", "one-domain")
-        seeds = key(setup.options["seed"], NUMBERS, np.arange(first, stop), setup.processes.index).tolist()
-        for seed in seeds:
-            if self.signals.asked and alone and state.step > first:
-                return
-            batch = state.batch = next(batches)
-            # Random numbers are a function of the step, so that nothing of them has to be remembered.
-            seed_all(seed, setup.device)
-            self.callbacks("before_step", state)
-            log = self.steps(state, seed)
-            self.monitor.add(log, batch.ids if by_domain else None)
-            state.step += 1
-            state.losses = log["losses"]
-            if setup.schedule is not None:
-                with warnings.catch_warnings():  # of the optimizer's step, which a graph does unseen
-                    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-                    setup.schedule.step()
-            self.callbacks("on_step", state)
+        self.monitor.add(log, batch.ids if by_domain else None)
+        state.step += 1
+        state.losses = log["losses"]
+        if setup.schedule is not None:
+            with warnings.catch_warnings():  # of the optimizer's step, which a graph does unseen
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                setup.schedule.step()
+        self._notify("on_step")
 
-    def _next_stop(self, chunk: int) -> int:
-        """The next step at which something is to be done, ``chunk`` steps from here at the latest."""
+    def _is_due(self) -> bool:
+        """Whether there is something to do before the next step; all processes say the same."""
         step, steps = self.state.step, self.state.steps
-        every = [self.setup.eval_every, LOG_EVERY, self.setup.options["checkpoint_every"] or steps]
-        return min(steps, step + chunk, *(step + n - step % n for n in every))
+        every = (self.setup.eval_every, LOG_EVERY, self.setup.options["checkpoint_every"] or steps)
+        if step >= steps or any(step % n == 0 for n in every):
+            return True
+        if not self.setup.engine.alone:
+            return step % TOGETHER_EVERY == 0
+        return self.signals.asked is not None or time.monotonic() - self._read > SECONDS
 
     @property
     def finished(self) -> bool:
@@ -173,44 +170,68 @@ class Trainer:
         self.history.append(point)
         scores = point.to_dict()["scores"]
         self.write_line({"phase": self.setup.stage, "step": point.step, "scores": scores})
-        self.callbacks("on_evaluate", self.state)
+        self._notify("on_evaluate")
 
     def write_line(self, line: Mapping[str, Any]) -> None:
         """Write a line of the log."""
         self.state.line = {**line, "seconds": round(self._seconds_now(), 3)}
-        if self.journal is not None:
-            self.journal.line(self.state.line)
-        self.callbacks("on_log", self.state)
+        if self.folder is not None:
+            self.folder.log(self.state.line)
+        self._notify("on_log")
 
     def _seconds_now(self) -> float:
         return self.seconds + time.monotonic() - self._began
 
+    def _notify(self, event: str) -> None:
+        """Calls the callbacks: ours, whose errors are passed on, and the user's, whose errors are named."""
+        for callback in self.internal:
+            getattr(callback, event)(self.state)
+        for callback in self.setup.options["callbacks"]:
+            try:
+                getattr(callback, event)(self.state)
+            except (InputError, Diverged):
+                raise
+            except Exception as error:
+                first = f"{type(error).__name__}: {error}".splitlines()[0]
+                resumable = "; its newest checkpoint can be resumed" if self.folder else ""
+                raise CallbackError(
+                    f"callback {type(callback).__qualname__} failed in {event} at step {self.state.step} of "
+                    f"{self.state.label} ({first}){resumable}."
+                ) from error
+
     # Checkpoints
 
-    def _save_if_due(self, evaluated: bool, chunk: int) -> int:
-        """Write a checkpoint where it is time, or a signal asks for it; how many steps to go on with."""
-        every, journal = self.setup.options["checkpoint_every"], self.journal
-        overdue = every is None and time.monotonic() - self._saved > CHECKPOINT_SECONDS
-        # All processes do the same: by the main one's pace and clock, and anybody's signal.
-        found = self.setup.processes.gather((chunk, overdue, self.signals.asked))
-        chunk, overdue, _ = found[0]
-        asked = next((signal for _, _, signal in found if signal is not None), None)
-        regular = evaluated if every is None else self.state.step % every == 0 or self.finished
-        if journal is not None and (asked or overdue or regular):
+    def _save_if_due(self, folder: RunFolder, evaluated: bool) -> None:
+        """Write a checkpoint where it is time, or a signal asks for it."""
+        state, every, elapsed = (
+            self.state,
+            self.setup.options["checkpoint_every"],
+            time.monotonic() - self._saved,
+        )
+        regular = evaluated if every is None else state.step % every == 0 or self.finished
+        due = (regular and elapsed >= folder.pause) or (every is None and elapsed > CHECKPOINT_SECONDS)
+        # All processes do the same: by the main one's clock, and anybody's signal.
+        found = self.setup.processes.gather((due, self.signals.asked))
+        asked = next((signal for _, signal in found if signal is not None), None)
+        if asked or found[0][0]:
             self._saved = time.monotonic()
             self.monitor.check_weights()
-            if journal.checkpoint(self.state.step, self.state_dict()):
-                self.callbacks("on_checkpoint", self.state)
-        if journal is not None and asked and not (self.finished and self.last):
-            raise self._interrupted(journal, int(asked))
-        return chunk
+            if folder.save(state.step, self.state_dict()):
+                self._notify("on_checkpoint")
+        if asked and not (self.finished and self.last):
+            where = "which is saved"
+            if folder.main and folder.saved != state.step:
+                where = f"the last saved step is {folder.saved}" if folder.saved else "nothing could be saved"
+            raise Interrupted(
+                f"interrupted at step {state.step}, {where}. Resume with: {folder.hint}", int(asked)
+            )
 
     def _parts(self) -> dict[str, Any]:
         """What has a state dict of its own, by its name in checkpoints."""
         setup = self.setup
         named: dict[str, Any] = {"algorithm": setup.algorithm, "schedule": setup.schedule}
         named |= {"monitor": self.monitor, "selection": self.selection, "tracking": self.tracking}
-        named |= {f"callback {n}": each for n, each in enumerate(self.callbacks.users)}
+        named |= {f"callback {n}": each for n, each in enumerate(setup.options["callbacks"])}
         return {name: part for name, part in named.items() if part is not None}
 
     def _optimizers(self) -> dict[str, Optimizer]:
@@ -245,13 +266,6 @@ class Trainer:
         except RuntimeError as error:
             raise InputError(f"the checkpoint does not fit this model: {error}") from error
 
-    def _interrupted(self, journal: Journal, number: int) -> Interrupted:
-        step, saved = self.state.step, journal.saved
-        where = f"the last saved step is {saved}" if saved is not None else "and nothing could be saved"
-        if saved == step or not self.setup.processes.main:
-            where = "which is saved"
-        return Interrupted(f"interrupted at step {step}, {where}. Resume with: {journal.resume_hint}", number)
-
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """With learning rates as numbers, also where a CUDA graph reads them off the device."""
@@ -285,7 +299,6 @@ def _identity(setup: Setup) -> dict[str, Any]:
         "loss": plain(options["loss"]),
         "stage": setup.stage,
         "algorithm": type(setup.algorithm).__name__,
-        "precision": setup.precision,
         "optimizer": type(optimizer).__name__,
         "lr": [float(group.get("initial_lr", group.get("lr", 1.0))) for group in optimizer.param_groups],
         "domains": list(train.names)[:1000],
