@@ -73,8 +73,9 @@ def from_arrays(
     inputs, (labels, names) = _tensor(x, "x").detach().float(), numbered(y, "y", task)
     if inputs.ndim < 2:
         raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
-    data = TensorData(inputs, labels)
-    found = DomainData(data, {}, len(names) or None, tuple(inputs.shape[1:]), "", class_names=names)
+    every = Domains.from_sizes({"all": len(inputs)})
+    shape, data = tuple(inputs.shape[1:]), TensorData(inputs, labels)
+    found = DomainData(data, {"train": every}, len(names) or None, shape, "", class_names=names)
     return _in_splits(found, domains, held_out, validation, seed)
 
 
@@ -254,7 +255,7 @@ class Target:
 
     def encode(self, labels: Array, where: str, dtype: torch.dtype) -> Tensor:
         """Labels as they are trained on; ``where`` names the dataset, or the example if there is one only."""
-        text, valid, right = labels.dtype.kind == "U", labels == labels, ""
+        text, valid, right = labels.dtype.kind == "U", np.ones(len(labels), bool), ""
         if text and self.task in NUMBERS:
             raise InputError(f"the labels of {where} are text; for task={self.task!r} they must be numbers.")
         if text:
@@ -262,7 +263,7 @@ class Target:
         elif self.task == "multilabel":
             valid, right = np.isin(labels, (0, 1)), "0 or 1"
         elif self.task != "regression":
-            valid, right = (labels == np.floor(labels)) & (labels >= 0), "a whole number, at least 0"
+            valid, right = labels == np.floor(labels), "a whole number"
         _check(labels, valid, where, right)
         if text:
             place = {name: n for n, name in enumerate(self.names)}
@@ -353,10 +354,11 @@ class Items(Examples):
         x, label, *weight = _example(self.dataset[int(index)], where)
         x = _input(x, where)
         y = self.target.encode(_labels([label], where), where, _dtype(x))[0]
-        if self.target.classes is not None and y >= self.target.classes:
-            count = f"{self.target.classes}, the number of classes"
-            raise InputError(f"{where} has the label {y}; it must be below {count}.")
-        return (x, y, *(torch.as_tensor(each, dtype=_dtype(x)) for each in weight))
+        if (count := self.target.classes) is not None and not 0 <= y < count:
+            raise InputError(
+                f"{where} has the label {y}; with {count} classes it must be from 0 to {count - 1}."
+            )
+        return (x, y, *(_tensor(each, f"the weight of {where}").to(_dtype(x)) for each in weight))
 
 
 def _open(where: str, part: Any) -> Part:
@@ -488,6 +490,8 @@ def _input(x: Any, where: str) -> Any:
 def _tensor(values: Any, where: str) -> Tensor:
     """A tensor as it is; an array with NumPy's usual float64 in torch's usual type, which models have."""
     if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise InputError(f"{where} has a sparse tensor as an input; make it dense: x.to_dense().")
         return values
     try:
         array = np.asarray(None if hasattr(values, "getbands") else values)  # a Pillow image is refused
@@ -527,11 +531,10 @@ def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
             labels = np.asarray(items)
         except ValueError:
             raise InputError(f"labels of {where} have different shapes.") from None
-    valid = labels == labels
-    if labels.dtype.kind == "f":
-        valid = np.isfinite(labels)
-    elif labels.dtype.kind not in "biuU":
-        valid = np.array([isinstance(each, (int, float)) for each in labels])
+    if labels.dtype.kind in "biufU":
+        valid = np.ones(len(labels), bool) if labels.dtype.kind != "f" else np.isfinite(labels)
+    else:
+        valid = np.array([isinstance(each, int | float) and abs(each) < 2**63 for each in labels])
     _check(labels, valid, where, "text or a finite number", rows)
     squeeze = labels.ndim > 1 and labels[0].size == 1 and labels.dtype.kind != "f"
     return labels.reshape(-1) if squeeze else labels

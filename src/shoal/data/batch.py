@@ -298,6 +298,13 @@ class DomainData:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", as_examples(self.examples))
+        count = len(self.examples)
+        for name, domains in self.splits.items():
+            if (top := int(domains.indices.max())) >= count:
+                message = f"split {name!r} has example {top}, but the dataset has {count} examples"
+                raise InputError(f"{message}, which count from 0.")
+        if "train" not in self.splits:
+            raise InputError(f"splits are {', '.join(self.splits) or 'empty'}; there must be 'train'.")
 
     @property
     def task(self) -> Task:

@@ -18,16 +18,13 @@ CHUNK = 2**16  # examples that are tested together: bounds the memory for tempor
 
 
 def check_examples(examples: Examples, domains: Domains, classes: int | None, sample: int = 64) -> None:
-    """Refuse indices beyond the dataset, features that are not finite, and wrong labels.
+    """Refuse features that are not finite, and wrong labels.
 
     :class:`TensorData` is checked completely; of other datasets, the labels that are known and the first
     example of up to ``sample`` domains. Examples that are in no domain do not count. ``classes`` is ``None``
     for regression.
     """
-    count, every = len(examples), np.arange(len(examples))
-    if (top := int(domains.indices.max())) >= count:
-        name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
-        raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
+    every = np.arange(len(examples))
     if isinstance(examples, TensorData):
         _refuse(domains, every, _problems(examples.x, examples.y, examples.weight, classes))
         if examples.weight is not None:

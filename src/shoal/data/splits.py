@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.errors import InputError, listed, shown, unknown_name
+from shoal.settings import Range, checked
 
 SHARE = 0.2
 """Of every training domain, for validation."""
 Names = str | float | bool | Iterable[str | float | bool] | None
 """Of domains; numbers as they are in the data."""
+Share = Annotated[float, Range(above=0, below=1)]
 HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 
@@ -52,7 +54,8 @@ def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -
     return domains.filter(keep), test
 
 
-def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
+@checked
+def hold_out_examples(domains: Domains, share: Share, seed: int) -> tuple[Domains, Domains]:
     """Hold out a fraction of the examples of every domain.
 
     An example in several domains is assigned by the smallest of them, which holds out its fraction (to within
@@ -74,8 +77,6 @@ def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domain
         The remaining and the held-out examples. Every domain keeps at least one remaining example; domains
         without held-out examples are missing in the second, so match the two by name.
     """
-    if not 0 < share < 1:
-        raise InputError(f"must be between 0 and 1, such as 0.2, got {share!r}.", "share")
     assigning = assigning_entries(domains)
     counts = np.add.reduceat(assigning, domains.offsets[:-1], dtype=np.int64)
     order = permute(key(seed, ORDER), len(domains), np.arange(len(domains)))
