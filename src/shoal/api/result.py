@@ -55,7 +55,7 @@ def score_frame(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
 
 @contextlib.contextmanager
 def messages(shown: bool) -> Iterator[Callable[..., None]]:
-    """A function that shows sentences and tables on stderr. Where the columns of a table are shown, they are no warnings."""
+    """A function that shows sentences and tables on stderr; what these say of columns is no warning then."""
 
     def show(*lines: str) -> None:
         for line in filter(None, lines if shown else ()):
