@@ -89,8 +89,7 @@ def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]
             head.bias.copy_(value)
         training.model.train()
         assert track is not None
-        compared = [track.compared(step, batch) for step, batch in enumerate(batches)]
-        measured = [track.measure(step, batch) for step, batch in enumerate(compared)]
+        measured = [track.measure(step, track.batch(step)) for step in range(steps)]
         means = {kind: mean_sd(point[kind] for point in measured)[0] for kind in KINDS}
         scores = training.evaluator(training.model)["test"].to_dict()
         result[name] = {**means, "score": selection_score(scores)[1]}

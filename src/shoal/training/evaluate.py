@@ -96,6 +96,7 @@ class Scores:
         names = ("metric", "average", "mean", "loss", "selects", "higher", "sampled", "by_domain")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found |= {"domains": dict(zip(self.names, self.values, strict=True)), "sizes": list(self.sizes)}
+        found["sampled"] = list(self.sampled or ()) or None
         found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
         return {k: v for k, v in found.items() if k == "loss" or v not in (None, {})}
 
