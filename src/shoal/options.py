@@ -280,7 +280,8 @@ class FitOptions(TrainingOptions, ExecutionOptions, LogOptions, total=False):
     capture: Annotated[bool | None, Option()]
     """Replay steps as CUDA graphs (default: if possible)."""
     eval_batch: Annotated[Count | None, Option()]
-    """Number of examples per batch in evaluation (default: by the model's size)."""
+    """Number of examples per batch in evaluation (default: four times those of a training step, at
+    most 1024)."""
     callbacks: Annotated[Sequence[Any], Option(())]
     """Callbacks; see :class:`shoal.Callback`."""
 

@@ -188,7 +188,7 @@ REFUSED: list[tuple[str, Change, dict[str, Any], str]] = [
         "regression",
         lambda x, y: (x, y[:, 0]),
         {},
-        r"output has shape \(2, 2\) and the floating targets \(2,\)",
+        r"output is of shape \(2, 2\) and the targets are of shape \(2,\)",
     ),
 ]
 

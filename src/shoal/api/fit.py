@@ -26,6 +26,7 @@ from shoal.models.batchnorm import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point
+from shoal.training.card import model_files
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
 from shoal.training.metrics import METRICS
@@ -33,7 +34,7 @@ from shoal.training.options import OPTIMIZERS, complete, plain
 from shoal.training.processes import Processes
 from shoal.training.recipes import Job, find_recipe
 from shoal.training.setup import Setup
-from shoal.training.summary import describe, model_files, summary
+from shoal.training.summary import describe, summary
 
 if TYPE_CHECKING:
     import pandas

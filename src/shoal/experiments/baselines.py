@@ -45,12 +45,12 @@ from shoal.models.feature_model import FeatureModel
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.calibration import calibration as calibration_of
 from shoal.training.callbacks import Point
-from shoal.training.card import with_card
+from shoal.training.card import about, with_card
 from shoal.training.evaluate import Scores, scored
 from shoal.training.folder import RunFolder
 from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
 from shoal.training.processes import Processes
-from shoal.training.summary import about, environment, surroundings
+from shoal.training.summary import environment, surroundings
 
 Array = NDArray[Any]
 
@@ -234,10 +234,9 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         run_folder.restore()
         for line in lines:
             run_folder.log({**line, "seconds": record.seconds})
-        network, shape = inputs.network, list(data.input_shape)
+        network = inputs.network
         recipe = None if network is None else network.recipe
-        numbers = "" if isinstance(data.examples, TextExamples) else "float32"
-        content, files = about(data, network or model, recipe, data.classes, shape, numbers)
+        content, files = about(data, network or model, data.task, recipe, calibration)
         weights: dict[str, torch.Tensor] = {}
         if network is None:
             content["model"] = {"name": config.algorithm, "known": model.known}
@@ -245,7 +244,6 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         else:
             assert isinstance(model, LinearBaseline)
             weights = with_head(network, model).state_dict()
-        content |= {"calibration": calibration, "task": data.task.kind}
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
         files = with_card(content, files, data, plain, shown)
         sums = run_folder.finish(weights, plain, lambda: files)

@@ -32,6 +32,7 @@ from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training.calibration import calibrated
+from shoal.training.card import model_files
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.options import complete
@@ -40,7 +41,7 @@ from shoal.training.progress import Progress
 from shoal.training.recipes import Job, recipes
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged, Signals
-from shoal.training.summary import model_files, summary, surroundings
+from shoal.training.summary import summary, surroundings
 
 Report = Callable[[int, str], None]
 """Called with the step and a note on progress."""

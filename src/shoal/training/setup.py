@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +24,13 @@ from shoal.options import FitOptions
 from shoal.tensors import map_nest
 from shoal.training.engine import Engine, cannot_accumulate
 from shoal.training.evaluate import Evaluator
-from shoal.training.examine import Examined, check_comparison, check_loss, examine, why_unscored
+from shoal.training.examine import Examined, check_comparison, check_loss, examine, scored_splits
 from shoal.training.fine_tuning import L2SP, Rates, head_for
 from shoal.training.metrics import choose_metrics
 from shoal.training.options import SPLITS, learning_rate, make_optimizer, make_schedule, uses_swad
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 
-NUMBERS, OF_MEMORY = 2**22, 512
-"""The most numbers that a batch may become in any operation of an evaluation; on CUDA a number for so many
-bytes of the device's memory."""
 TRAIN_SAMPLE = 5000
 """Examples of the training domains that are evaluated, unless the user says how many."""
 EVALUATIONS, SWAD_EVALUATIONS = (10, 5, 4, 2, 1), 20
@@ -74,15 +70,14 @@ class Setup:
     ) -> None:
         self.stage, self.only, self.frozen = stage, only, frozen
         self.processes = processes or Processes(options["device"])
-        self.device = self.processes.device
+        self.device, main = self.processes.device, self.processes.main
         self.model = model.to(self.device)
-        self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
         self.data = data
         if isinstance(data.examples, TensorData):
             self.data = replace(data, examples=data.examples.to(self.device))
         self.options = options = _decided(options, self.model, data)
-        shown = options["progress"] if self.processes.main else False
-        self.progress = Progress(self.label, options["steps"], shown)
+        self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
+        self.progress = Progress(self.label, options["steps"], options["progress"] if main else False)
         # Reading examples may draw random numbers.
         with seeded(options["seed"]), self.progress.phase("reading data"):
             found = self._build(algorithm, horizon)
@@ -97,7 +92,7 @@ class Setup:
         scored = self._check(found)
         with only_trained(model, only):
             self._make_engine()
-        self.evaluator = self._make_evaluator(scored, found.numbers)
+        self.evaluator = self._make_evaluator(scored)
         self.eval_every = options["eval_every"] or self._default_eval_every()
         if options["compile"]:
             parts = self.algorithm.needs_features and self.algorithm.extractor is None
@@ -119,19 +114,14 @@ class Setup:
         self.example, self.task = found.x, replace(found.task, steps=horizon or options["steps"])
         if extractor is not None and "features" in settings_of(cls):
             settings |= {"features": extractor.layer}
-        self.algorithm = build(algorithm, model, loss or found.loss, self.task, **settings).to(self.device)
+        self.algorithm = build(algorithm, model, found.loss, self.task, **settings).to(self.device)
         self.algorithm.check_input(found.x)
         return found
 
     def _check(self, found: Examined) -> list[str]:
         """Refuses what does not go together; the splits that can be evaluated."""
         options, algorithm, count = self.options, self.algorithm, self.processes.count
-        splits = [split for split in SPLITS if split in self.data.splits]
-        if splits and (why := why_unscored(found)):
-            if splits != ["train"]:
-                raise InputError(f"{why}; give the model one output, or no validation and test data.")
-            warn(f"{why}: nothing is evaluated.", stacklevel=5)
-            splits = []
+        splits = scored_splits(found, [split for split in SPLITS if split in self.data.splits])
         validated = {"select": options["select"] == "best", "average": uses_swad(options)}
         validated |= {"warm_start": options["warm_start"] == "plateau"}
         validated |= {"wise_ft": options["wise_ft"] == "validation"}
@@ -156,7 +146,7 @@ class Setup:
             )
         if options["loss"] is not None or found.weighted:
             why = f"accumulate={pieces}" if pieces > 1 else "training in several processes"
-            check_loss(algorithm.loss, found, algorithm, why if pieces > 1 or count > 1 else None)
+            check_loss(found, algorithm, why if pieces > 1 or count > 1 else None)
         return splits
 
     def _make_engine(self) -> None:
@@ -199,9 +189,13 @@ class Setup:
         if self.rates is not None:
             self.rates.check(self.schedule)
 
-    def _make_evaluator(self, splits: Sequence[str], numbers: int) -> Evaluator:
-        """That of these ``splits``; ``numbers`` is the most that an example becomes within the model."""
+    def _make_evaluator(self, splits: Sequence[str]) -> Evaluator:
+        """That of these ``splits``.
+
+        Without gradients a batch may be larger than those of the training.
+        """
         options, data = self.options, self.data
+        trained = self.sampler.domains_per_step * options["batch_size"] // options["accumulate"]
         metrics, selects = choose_metrics(options["metric"], data.measures, self.task.kind)
         limit = options["eval_limit"]
         return Evaluator(
@@ -209,7 +203,7 @@ class Setup:
             {split: data.splits[split] for split in splits},
             task=self.task,
             loss=self.algorithm.loss,
-            batch_size=options["eval_batch"] or max(1, min(1024, _most_numbers(self.device) // numbers)),
+            batch_size=options["eval_batch"] or max(1, min(4 * trained, 1024)),
             workers=options["workers"],
             limits={split: limit or TRAIN_SAMPLE for split in splits if limit or split == "train"},
             processes=self.processes,
@@ -338,9 +332,3 @@ def _compile(module: nn.Module) -> None:
             return result
 
     module._compiled_call_impl = call
-
-
-def _most_numbers(device: torch.device) -> int:
-    if device.type != "cuda":
-        return NUMBERS
-    return max(2**26, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)
