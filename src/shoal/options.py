@@ -253,7 +253,7 @@ class LogOptions(TypedDict, total=False):
     track_after: Annotated[bool, Option(False)]
     """Measure the gradient agreement after these steps too, on the same batches."""
     checkpoint_every: Annotated[Count | None, Option()]
-    """Number of steps between checkpoints (default: at evaluations and every five minutes)."""
+    """Number of steps between checkpoints (default: every minute, and at the end)."""
     predictions: Annotated[bool | str, Option(False, "train")]
     """Write predictions in the format of the WILDS leaderboard."""
     wandb: Annotated[str | None, Option(None, "train")]

@@ -348,9 +348,8 @@ def as_domain_data(
     for split, named in (("train", train), ("validation", validation), ("test", test)):
         if named is None:
             continue
-        if not isinstance(named, Mapping) or not named:
-            got = "is empty; it" if isinstance(named, Mapping) else f"is a {type(named).__name__}; it"
-            raise InputError(f"{split} {got} must map names of domains to datasets.")
+        if not named:
+            raise InputError(f"{split} is empty; it must map names of domains to datasets.")
         members[split] = [str(name) for name in named]
         sets |= {f"{split}: {name}": dataset for name, dataset in named.items()}
     # With a loss of their own, users have said what floating targets are.

@@ -244,7 +244,7 @@ def _digest(records: Any) -> str:
 
 def _evaluation(trainer: Trainer, limit: int | None, progress: Progress) -> Evaluate:
     """A function that gives the mean of some runs to the model, and evaluates it."""
-    model, splits = trainer.model, [split for split in trainer.setup.splits if split != "train"]
+    model, splits = trainer.model, [split for split in trainer.setup.evaluator.splits if split != "train"]
 
     def evaluate(parts: Sequence[Path]) -> dict[str, Scores]:
         with progress.phase(f"evaluating {', '.join(part.name for part in parts)}"):

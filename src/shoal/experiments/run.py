@@ -47,8 +47,6 @@ Report = Callable[[int, str], None]
 """Called with the step and a note on progress."""
 EXECUTION = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
 """Options that do not change results, such as ``workers`` or ``checkpoint_every``."""
-SHORT = 10.0
-"""Seconds of training that are not worth a checkpoint where only the record is kept."""
 
 
 @lru_cache(maxsize=1)
@@ -192,9 +190,7 @@ def _run_in_folder(
     metadata = surroundings(setup.device, setup.processes.count)
     metadata["environment"] |= _origins(config, setup.model)
     metadata |= {"run": config.to_dict(), "options": dict(options)}
-    # Where only the record is kept, a few seconds are not worth a checkpoint.
-    pause = SHORT if not weights and not options.get("checkpoint_every") else 0.0
-    with Signals(), RunFolder(folder, setup.processes, wandb=wandb, pause=pause) as run_folder:
+    with Signals(), RunFolder(folder, setup.processes, wandb=wandb) as run_folder:
         run_folder.write_config(metadata)
         record = _train(config, job, run_folder)
         finished, content = record.status == "finished", record.to_dict()

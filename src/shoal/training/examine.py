@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from warnings import warn
 
@@ -25,10 +25,6 @@ from shoal.training.evaluate import evaluating
 
 MOST_CLASSES = 512
 """Classes that a loss is tried on."""
-SEVERAL = (
-    ". A tuple is passed as several arguments where forward needs more than one, a dict by name where all "
-    "its keys are parameters of forward; otherwise x is one argument."
-)
 
 
 class Examined(NamedTuple):
@@ -126,30 +122,29 @@ def _forward(model: nn.Module, x: Any) -> Any:
         with torch.no_grad(), evaluating(model):
             return call(model, x)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-        what = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        what += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
-        several = isinstance(x, (tuple, list, Mapping)) and isinstance(error, TypeError)
-        why = _first_line(error) + (SEVERAL if several else "")
+        what, why = f"a {type(x).__name__}", _first_line(error)
+        if isinstance(x, Tensor):
+            what = f"x of shape {tuple(x.shape)}, {x.dtype}"
+        elif isinstance(error, TypeError):
+            why += (
+                ". A tuple is passed as several arguments where forward needs more than one, a dict by name "
+                "where all its keys are parameters of forward; otherwise x is one argument."
+            )
         raise InputError(f"the model cannot take two training examples ({what}): {why}") from error
 
 
 def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
     """Methods that compare domains need at least two of them, and two a step."""
-    name, each, domains = type(algorithm).__name__, sampler.domains_per_step, data.splits["train"]
-    regrouped = sampler.draw == "regrouped"
+    names, each = data.splits["train"].names, sampler.domains_per_step
     if algorithm.min_domains < 2:
         return
-    if len(domains) < 2 and not regrouped:
-        only = domains.names[0]
+    least, why = 1 if sampler.draw == "regrouped" else 2, f"{type(algorithm).__name__} compares domains"
+    if len(names) < least:
         raise InputError(
-            f"{name} compares domains and there is only one to train on ({only!r}); "
-            "give at least two, or train with 'erm'."
+            f"{why} and there is only one to train on ({names[0]!r}); give at least two, or train with 'erm'."
         )
-    least, most = 1 if regrouped else 2, algorithm.task.domains
-    if not least <= each <= most:
-        raise InputError(
-            f"{name} compares {most} domains; domains_per_step={each} must be from {least} to {most}."
-        )
+    if not least <= each <= len(names):
+        raise InputError(f"{why}; domains_per_step={each} must be from {least} to {len(names)}.")
 
 
 def scored_splits(found: Examined, splits: Sequence[str]) -> list[str]:

@@ -76,6 +76,7 @@ class Setup:
         if isinstance(data.examples, TensorData):
             self.data = replace(data, examples=data.examples.to(self.device))
         self.options = options = _decided(options, self.model, data)
+        self.channels_last = options["memory_format"] == "channels-last"
         self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
         self.progress = Progress(self.label, options["steps"], options["progress"] if main else False)
         # Reading examples may draw random numbers.
@@ -122,12 +123,16 @@ class Setup:
         """Refuses what does not go together; the splits that can be evaluated."""
         options, algorithm, count = self.options, self.algorithm, self.processes.count
         splits = scored_splits(found, [split for split in SPLITS if split in self.data.splits])
-        validated = {"select": options["select"] == "best", "average": uses_swad(options)}
-        validated |= {"warm_start": options["warm_start"] == "plateau"}
-        validated |= {"wise_ft": options["wise_ft"] == "validation"}
-        for option in ("select", "warm_start", "wise_ft", "average", "patience", "retrain"):
-            if validated.get(option, options[option]) and "validation" not in splits:
-                raise InputError(f"{options[option]!r} requires validation data.", option)
+        needed = {
+            "select": options["select"] == "best",
+            "patience": options["patience"],
+            "average": uses_swad(options),
+            "warm_start": options["warm_start"] == "plateau",
+            "wise_ft": options["wise_ft"] == "validation",
+            "retrain": options["retrain"],
+        }
+        for option in (name for name, each in needed.items() if each and "validation" not in splits):
+            raise InputError(f"{options[option]!r} requires validation data.", option)  # type: ignore[literal-required]
         check_comparison(algorithm, self.data, self.sampler)
         algorithm.check_step(self.sampler.domains_per_step)
         name, size, pieces = type(algorithm).__name__, options["batch_size"], options["accumulate"]
@@ -208,7 +213,7 @@ class Setup:
             limits={split: limit or TRAIN_SAMPLE for split in splits if limit or split == "train"},
             processes=self.processes,
             autocast=self.engine.autocast,
-            enter=self.enter,
+            enter=channels_last if self.channels_last else lambda x: x,
             metrics=metrics,
             selects=selects,
             uncounted=data.uncounted,
@@ -219,16 +224,6 @@ class Setup:
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int]) -> Evaluator:
         """An evaluator of these splits."""
         return replace(self.evaluator, splits={s: self.data.splits[s] for s in splits}, limits=limits)
-
-    @property
-    def splits(self) -> list[str]:
-        """The splits that are evaluated."""
-        return list(self.evaluator.splits)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate now, of what has none of its own."""
-        return self.rates.now if self.rates else learning_rate(self.engine.optimizer.param_groups[0])
 
     def _default_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
@@ -248,24 +243,11 @@ class Setup:
             sampler,
             workers=self.options["workers"] if workers is None else workers,
             device=self.device,
-            enter=self.enter,
+            enter=channels_last if self.channels_last else lambda x: x,
             start=start,
             stop=stop,
             share=(self.processes.index, self.processes.count),
         )
-
-    def enter(self, x: Any) -> Any:
-        """Inputs, laid out in memory as the weights are."""
-
-        def channels_last(part: Any) -> Any:
-            images = isinstance(part, Tensor) and part.ndim == 4
-            return part.contiguous(memory_format=torch.channels_last) if images else part
-
-        return map_nest(channels_last, x) if self.channels_last else x
-
-    @property
-    def channels_last(self) -> bool:
-        return self.options["memory_format"] == "channels-last"
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -299,6 +281,16 @@ def _decided(options: FitOptions, model: nn.Module, data: DomainData) -> FitOpti
         "memory_format": options["memory_format"] or ("channels-last" if fast else "contiguous"),
     }
     return {**options, **decided}
+
+
+def channels_last(x: Any) -> Any:
+    """Images of a nest in this memory format, in which the weights are too."""
+
+    def converted(part: Any) -> Any:
+        images = isinstance(part, Tensor) and part.ndim == 4
+        return part.contiguous(memory_format=torch.channels_last) if images else part
+
+    return map_nest(converted, x)
 
 
 @contextmanager
