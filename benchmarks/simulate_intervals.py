@@ -27,8 +27,8 @@ import sklearn
 from sklearn import metrics
 
 import shoal
-from shoal.experiments.diagnose import Sample, generalization_gap, gradient_agreement, shifts
-from shoal.experiments.shift_tests import LEVEL, Rows
+from shoal.experiments.diagnose import generalization_gap, gradient_agreement, shifts
+from shoal.experiments.shift_tests import LEVEL, Column, Sample
 from shoal.experiments.statistics import calibration, classification, holm, mean_interval, regression
 from shoal.report.tables import Table
 
@@ -171,8 +171,9 @@ def sample(rng: Random, size: tuple[int, int, int], numeric: bool = False, shift
     entity = np.repeat(np.arange(len(place)), each)
     x = x[entity] + (0.3 * rng.normal(size=(len(entity), 6)) if each > 1 else 0.0)
     x, classes = (x - x.mean(0)) / x.std(0), None if numeric else 2
-    rows = Rows(x, y[entity], classes, place[entity], entity, [[n] for n in range(6)])
-    return Sample(tuple(f"d{n}" for n in range(domains)), (entities * each,) * domains, rows)
+    columns, names = [Column(f"x{n}", (n,)) for n in range(6)], [f"d{n}" for n in range(domains)]
+    sizes = [entities * each] * domains
+    return Sample(x, y[entity], classes, place[entity], entity, columns, names, sizes)
 
 
 def samples(times: int, seed: int, shift: str = "") -> Iterator[tuple[str, int, Sample]]:
@@ -186,13 +187,13 @@ def samples(times: int, seed: int, shift: str = "") -> Iterator[tuple[str, int, 
 def diagnose_tests(times: int, seed: int) -> Counts:
     found: Counts = defaultdict(Counter)
     for kind, repeat, each in samples(times, seed):
-        tests = [*shifts(each.rows, repeat)[0], *gradient_agreement(each, repeat)[0]]
+        tests = [*shifts(each, repeat)[0], *gradient_agreement(each, repeat)[0]]
         for test in tests:
             found[kind][test.name] += test.p <= LEVEL
         found[kind]["any, corrected (Holm)"] += min(holm([test.p for test in tests])) <= LEVEL
         found[kind][""] += 1
     for repeat in range(times):  # the inputs differ, what they say of the label does not
-        rows = sample(np.random.default_rng([seed, 9, repeat]), SIZES["4 × 75 rows"], shift="inputs").rows
+        rows = sample(np.random.default_rng([seed, 9, repeat]), SIZES["4 × 75 rows"], shift="inputs")
         relation = next(test for test in shifts(rows, repeat)[0] if test.name == "relation")
         found["4 × 75 rows, inputs differ"] += Counter({"": 1, "relation": relation.p <= LEVEL})
     return found

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml import safe_load
 
 import shoal
 from shoal.cli.app import main
 from shoal.experiments.store import Store
-from shoal.files import dump_yaml, parse_yaml
+from shoal.files import dump_yaml
 
 CASES = int(os.environ.get("SHOAL_DAMAGES", "12"))
 VALUES: list[Any] = [
@@ -59,7 +60,7 @@ def harm(path: Path, chance: random.Random) -> str:
     if kind == "value" and path.suffix in (".json", ".yaml", ".jsonl"):
         lines = content.decode().splitlines() if path.suffix == ".jsonl" else [content.decode()]
         number, yaml = chance.randrange(len(lines)), path.suffix == ".yaml"
-        nest = whole = (parse_yaml if yaml else json.loads)(lines[number])
+        nest = whole = (safe_load if yaml else json.loads)(lines[number])
         for depth in reversed(range(chance.randrange(1, 6))):
             key = chance.choice(list(nest) if isinstance(nest, dict) else range(len(nest)))
             if depth == 0 or not isinstance(nest[key], dict | list) or not nest[key]:

@@ -79,7 +79,7 @@ def test_images_are_named_by_their_files(tmp_path: Path) -> None:
     found = predict(run, tmp_path / "new", batch_size=3)
     assert (found.example, found.names[:2]) == ("file", ["cat/0.png", "cat/1.png"])
     (tmp_path / "new" / "cat" / "1.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match=r"'cat/1\.png' cannot be read"):
+    with pytest.raises(InputError, match=r"cat/1\.png' cannot be read"):
         predict(run, tmp_path / "new", out=tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()
 

@@ -30,7 +30,7 @@ from shoal.errors import InputError, shown
 from shoal.experiments.record import read_record
 from shoal.files import write_atomically
 from shoal.models import build, language, options_of
-from shoal.models.baseline import KINDS, Baseline
+from shoal.models.baseline import FILE, BoostedBaseline
 from shoal.models.calling import call
 from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 WEIGHTS, ABOUT, RECORD, CARD = "model.safetensors", "inputs.json", "record.json", "card.md"
-MODELS = (WEIGHTS, *KINDS)
+MODELS = (WEIGHTS, FILE)
 """The files that a model can be in."""
 ENCODER = "encoder/config.json"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -221,8 +221,8 @@ class Trained(nn.Module):
             for path in () if place.is_symlink() else (place, *place.rglob("*")):
                 if path.is_file() and not path.is_symlink():
                     files[path.relative_to(self.folder).as_posix()] = path.read_bytes()
-        if isinstance(self.model, Baseline):
-            files[self.model.file] = self.model.content
+        if isinstance(self.model, BoostedBaseline):
+            files[FILE] = self.model.content
         else:
             weights = self.model.state_dict()
             files[WEIGHTS] = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
@@ -297,9 +297,9 @@ def load(
     if path.name in MODELS:
         check_files(place, record.get("files", {}))
     with input_errors(f"{str(path)!r} is damaged, or does not fit the model"):
-        if path.name in KINDS:
+        if path.name == FILE:
             (width,), known = about.input_shape, about.model["known"]
-            network: nn.Module = KINDS[path.name](path.read_bytes(), width, about.classes, known)
+            network: nn.Module = BoostedBaseline(path.read_bytes(), width, about.classes, known)
         else:
             weights = load_weights(path)
             network = _build(place, about) if model is None else model
@@ -340,7 +340,7 @@ def write_model(folder: Path, files: Mapping[str, bytes], record: Mapping[str, A
 def find_model(path: Path) -> Path:
     """The file of the model that ``path`` means; an error says what is there instead."""
     if os.path.isfile(path):  # which is false, and no error, for a name that is too long
-        if path.suffix.lower() == ".safetensors" or path.name in KINDS:
+        if path.suffix.lower() == ".safetensors" or path.name == FILE:
             return path
         raise InputError(f"{str(path)!r} is not the file of a model; use a run folder, or {WEIGHTS}.")
     if not os.path.isdir(path):

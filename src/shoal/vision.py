@@ -34,20 +34,15 @@ def allow_torchvision() -> None:
 
     native = importlib.machinery.PathFinder.find_spec("_C", package.submodule_search_locations)
     try:
-        if native is None or native.origin is None:
-            raise OSError("its native library is missing")
-        torch.ops.load_library(native.origin)  # torchvision would do the same; twice is once
+        torch.ops.load_library(getattr(native, "origin", None) or "_C")  # as torchvision does: twice is once
     except OSError as error:
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):
                 library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _kept.append(library)
-        why = (str(error).splitlines() or [""])[0]
-        message = (
-            "torchvision was not built for torch %s (%s): used without its operators, which no model needs."
-        )
-        logging.getLogger("shoal").info(message, torch.__version__, why)
+        message = "torchvision was not built for torch %s (%s): used without its operators."
+        logging.getLogger("shoal").info(message, torch.__version__, error)
 
 
 def load_timm() -> ModuleType:

@@ -37,7 +37,6 @@ def with_value(index: int, value: float) -> torch.Tensor:
         (data(y=[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), 3, r"labels are torch.float32.*y.long\(\)"),
         (data(y=[[0], [1], [2], [0], [1], [2]]), 3, r"labels have shape \(6, 1\).*squeeze"),
         (data(y=[0.0, 1.0, 2.0, float("nan"), 1.0, 2.0]), None, "example 3 of all. has a target"),
-        (data(x=torch.zeros(4, 2), y=[0, 1, 2, 0]), 3, "'b' has example 4"),
     ],
 )
 def test_tensors_refused(examples: TensorData, classes: int | None, message: str) -> None:

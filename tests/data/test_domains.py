@@ -97,7 +97,7 @@ REFUSED: list[tuple[Any, str]] = [
         for indices, message in [
             ({"a": [0], "b": []}, "'b' has no examples"),
             ({"a": [0], "b": [3, -2]}, "'b' has index -2"),
-            ({"a": [True, False]}, "'a' is a mask"),
+            ({"a": [True, False]}, "'a' has indices of shape .* mask"),
             ({"a": [0.5]}, "'a' has indices of shape"),
             ({1: [0], "1": [1]}, "two domains have the name '1'"),
             ({}, "no domains"),

@@ -15,11 +15,10 @@ from torch import Tensor
 
 import shoal
 from shoal import datasets
-from shoal.data.images import DEVIATION, MEAN, ImageFiles, image_frame, random_colours, recolour, split_files
+from shoal.data.images import DEVIATION, MEAN, ImageFiles, image_frame, split_files
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
-from shoal.vision import load
 
 RED = (200, 40, 10)
 
@@ -237,27 +236,6 @@ def test_batches_depend_on_seed_and_step_only(data: Any) -> None:
         for a, b in zip(alone, found, strict=True):
             torch.testing.assert_close(a, b)
     assert not torch.equal(alone[0], alone[1])
-
-
-def test_recolouring_a_batch_is_torchvisions() -> None:
-    """Each image with its own numbers: brightness, contrast, saturation, hue; then mirrored, or grey."""
-    F = load("torchvision.transforms.v2.functional", "images")
-    images = torch.stack([torch.from_numpy(np.array(noise(40, 30, s))).permute(2, 0, 1) for s in range(6)])
-    torch.manual_seed(0)
-    numbers = torch.stack([random_colours() for _ in range(6)])
-    numbers[:, 0], numbers[:, 1] = torch.tensor([0, 1, 0, 1, 0, 1]), torch.tensor([0, 0, 0, 0, 1, 1])
-    for image, (flip, grey, brightness, contrast, saturation, turn), found in zip(
-        images, numbers.tolist(), recolour(images, numbers), strict=True
-    ):
-        x = image.double() / 255
-        x = F.horizontal_flip(x) if flip else x
-        x = F.adjust_contrast(F.adjust_brightness(x, brightness), contrast)
-        x = F.adjust_hue(F.adjust_saturation(x, saturation), turn)
-        x = F.rgb_to_grayscale(x, 3) if grey else x
-        assert (found.double() - 255 * x).abs().max() < 0.2  # torchvision's grey has four digits
-    many = torch.stack([random_colours() for _ in range(4000)])
-    assert many.mean(0).tolist() == pytest.approx([0.5, 0.1, 1, 1, 1, 0], abs=0.03)
-    assert many[:, 2:].std(0).tolist() == pytest.approx([0.6 / 12**0.5] * 4, abs=0.01)
 
 
 # Broken files

@@ -128,7 +128,7 @@ def test_names_of_held_out_domains() -> None:
 
 
 def test_hold_out_refuses() -> None:
-    with pytest.raises(InputError, match=r"share must be between 0 and 1, .*got 1\.5"):
+    with pytest.raises(InputError, match=r"share must be .* got 1\.5"):
         hold_out_examples(Domains.from_sizes({"a": 9}), 1.5, 0)
     with pytest.raises(InputError, match="holds out no example"):
         hold_out_examples(Domains.from_labels(range(9)), 0.5, 0)

@@ -199,15 +199,9 @@ def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     assert find("amazon", None).version == find("amazon", tmp_path).version == "2.1"
     assert find("amazon", tmp_path / "amazon_v2.0").version == "2.0"
-    monkeypatch.delenv("SHOAL_DATA")
-    with pytest.raises(InputError, match="files of FMoW-WILDS are needed; "):
-        find("fmow", None)
     for place in (tmp_path, wilds_root / FOLDERS["iwildcam"]):  # which has another's metadata.csv
         with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0 with metadata\.csv.*server "):
             find("camelyon17", place)
-    (tmp_path / "amazon_v2.0").rename(tmp_path / "amazon_v3.0")
-    with pytest.raises(InputError, match=r"no folder amazon_v2\.1 or amazon_v2\.0 or amazon_v1\.0 with"):
-        find("amazon", tmp_path / "amazon_v3.0")
 
 
 @pytest.mark.parametrize(
@@ -222,20 +216,6 @@ def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pyte
             ",zoo,",
             ",castle,",
             "category is castle; it must be one of .'airport', ",
-        ),
-        (
-            "iwildcam",
-            "metadata.csv",
-            ",id_val,",
-            ",id_vla,",
-            r"row \d+: split is id_vla; it must be one of .'train'",
-        ),
-        (
-            "poverty",
-            "dhs_metadata.csv",
-            "benin",
-            "atlantis",
-            "country is atlantis; it must be one of .'angola'",
         ),
         ("amazon", "reviews.csv", ",5.0,", ",6.0,", r"row \d+: overall is 6.0; it must be one of .1, 2, 3"),
         ("amazon", "splits/user.csv", "4,True\n", "", r"user.csv' has .* rows and reviews.csv has"),

@@ -17,7 +17,7 @@ from imitations.wilds import maker
 from shoal import datasets as sets
 from shoal.api.source import datasets_in
 from shoal.errors import InputError
-from shoal.experiments import baselines, compare
+from shoal.experiments import baselines
 from shoal.experiments.compare import LeaveDomainsOut
 from shoal.experiments.config import RunConfig
 from shoal.models.baseline import BoostedBaseline
@@ -85,21 +85,6 @@ def test_what_is_held_out_has_no_part(options: dict[str, Any], tmp_path: Path) -
         assert before["validation"] == after["validation"]
         assert before["train"] == after["train"]
         assert before["test"] != after["test"]
-
-
-def test_a_search_of_the_same_length_that_begins_with_the_defaults(options: dict[str, Any]) -> None:
-    found = plan(options, "lima oslo", 2, 3)
-    identities = {c.identity for c in found}
-    assert len(identities) == len(found) == 2 * 2 * (1 + 3 + 3)  # majority has no settings
-    of_one = [c for c in found if (c.name, c.seed, c.held_out) == (baselines.BOOSTING, 1, "oslo")]
-    assert [bool(c.settings) for c in of_one] == [False, True, True]
-    assert {c.identity for c in plan(options, "lima oslo", 1, 2)} < identities
-
-
-def test_which_take_part(options: dict[str, Any]) -> None:
-    assert compare.layout("table", options).baselines == baselines.names(2)
-    assert compare.layout("linear", {}).baselines == baselines.names(2)
-    assert compare.layout("rotated-digits", {}, ["75°"]).baselines == ()
 
 
 def used(folder: str, data: Any, share: float) -> None:
@@ -225,8 +210,11 @@ def test_trained_used_and_exported_like_any_run(name: str, label: str, table: di
         assert answers[0].tolist() == found.tolist()
         np.testing.assert_allclose(answers[1], model.predict_proba("t.csv"), atol=1e-6)
     for file in ("m.pt2", "m.safetensors"):
-        with pytest.raises(InputError, match=f"^format: a {name} model can only be exported as onnx"):
-            model.export(file)
+        if name == "gradient-boosting":
+            with pytest.raises(InputError, match=r"^format: a gradient-boosting model can only be exported"):
+                model.export(file)
+        else:
+            assert model.export(file).difference < 1e-5
     with pytest.raises(InputError, match="not the finished training of a network"):
         shoal.soup(["run", "copy"])
 
@@ -254,7 +242,7 @@ def test_classes_without_training_rows(
     assert shares[:, [c for c in range(4) if c not in present]].max() <= 1.001e-12
     if name == "majority":
         np.testing.assert_allclose(shares[0, list(present)], 1 / len(present), atol=0.02)
-    if len(present) == 2:
+    if name == "logistic-regression" and len(present) == 2:
         assert model.export("m.onnx").difference < 1e-6
 
 
@@ -275,10 +263,9 @@ def test_what_cannot_be_is_named(name: str, options: Any, says: str, table: dict
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("name", ["logistic-regression", "gradient-boosting"])
-def test_damaged_files_are_refused(name: str, table: dict[str, Any]) -> None:
-    shoal.train(name, **table, **of("ill"))
-    path = next(path for path in Path("run").iterdir() if path.name in ("model.json", "model.txt"))
+def test_damaged_files_are_refused(table: dict[str, Any]) -> None:
+    shoal.train("gradient-boosting", **table, **of("ill"))
+    path = Path("run/model.txt")
     content, record = path.read_text(), json.loads(Path("run/record.json").read_text())
     path.write_text(content.replace("1", "2", 1))
     with pytest.raises(InputError, match="its content has changed"):
@@ -288,7 +275,7 @@ def test_damaged_files_are_refused(name: str, table: dict[str, Any]) -> None:
         "",
         "{",
         content[: len(content) // 2],
-        content.replace("[", "[1,", 1).replace("left_child=", "left_child=0 "),
+        content.replace("left_child=", "left_child=0 "),
     ):
         path.write_text(text)
         with pytest.raises(InputError, match="is damaged"):

@@ -209,7 +209,7 @@ def test_means_over_domains_and_seeds_and_ranks() -> None:
     assert fish["average"]["values"] == [0.5, 0.5625]
     assert (fish["average"]["mean"], fish["average"]["sd"]) == pytest.approx((0.53125, 0.0625 / 2**0.5))
     assert fish["domains"]["0°"]["mean"] == 0.6875
-    assert fish["difference"]["values"] == pytest.approx([0.125, 0.0625])
+    assert fish["over_domains"]["mean"] == pytest.approx(0.09375)
     assert fish["worst"]["domain"] == "75°"
     assert [row["rank"] for row in result["rows"]] == [1, 1, 3]
     errors = compare.results(*known("mse"))

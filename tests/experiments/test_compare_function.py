@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from test_baselines import write_table as table
 
 import shoal
-from shoal.api.source import find_source
 from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments import baselines
@@ -102,21 +100,6 @@ def test_what_is_wrong_is_named_and_nothing_is_written(data: Any, option: Any, n
     with pytest.raises(InputError, match=named):
         shoal.compare(given, **{**OF_TABLE, **FEW, **option})
     assert [path.name for path in Path().iterdir()] == ([] if data else ["patients.csv"])
-
-
-def test_what_is_neither_a_path_nor_a_dataset_or_both() -> None:
-    """Of a folder named like a built-in dataset, which of the two is taken is said."""
-    for name in ("photos", "pacs"):
-        Path(name).mkdir()
-    for name, meant in (("photoz", "photos"), ("cdsprite", "cdsprites")):
-        with pytest.raises(InputError, match=f"no file or folder '{name}'.* Did you mean '{meant}'"):
-            find_source(name)
-    with pytest.warns(UserWarning, match=r"'pacs' is taken as the built-in dataset; write './pacs' for"):
-        assert find_source("pacs").dataset == "pacs"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert find_source("./pacs").dataset == "image-folder"
-        assert find_source("pacs", data_options={"folder": "elsewhere"}).dataset == "pacs"
 
 
 def test_a_table_with_baselines_in_folds() -> None:

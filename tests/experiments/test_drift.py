@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.experiments.drift import ColumnDrift, column_drift, stability
+from shoal.experiments.drift import ColumnDrift, column_drift
 
 Content = dict[str, Any]
 
@@ -91,11 +91,3 @@ def test_rows_of_an_entity_count_once() -> None:
     found, naive = drifted(then, repeated, 40), drifted(then, repeated)
     assert [one.flags for one in found.values()] == [()] * 4
     assert all(one.p >= naive[name].p for name, one in found.items())  # type: ignore[operator]
-
-
-def test_the_stability_index() -> None:
-    half, rows = np.array([0.5, 0.5]), np.array([100, 100])
-    assert stability(half, half, rows) == 0
-    assert stability(half, np.array([0.6, 0.4]), rows) == pytest.approx(
-        0.1 * math.log(1.2) - 0.1 * math.log(0.8)
-    )

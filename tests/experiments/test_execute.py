@@ -21,7 +21,7 @@ from shoal.errors import InputError, TableWarning
 from shoal.experiments import execute as module
 from shoal.experiments import progress
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import execute, run_one
+from shoal.experiments.execute import execute
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 from shoal.experiments.store import Store
@@ -94,32 +94,6 @@ def test_what_is_refused_or_comes_too_late(tmp_path: Path) -> None:
     assert not files(tmp_path)
     outcome = execute(configs(3), Store(tmp_path), **ONE, until=time.monotonic())
     assert (len(outcome.records), outcome.remaining) == (1, 2)
-
-
-def test_a_run_that_fails_resumes_from_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, (config,) = Store(tmp_path), configs(1)
-    options, steps = {"checkpoint_every": 10}, list[int]()
-    write = Path.write_text
-
-    def counted(path: Path, text: str, *args: Any, **options: Any) -> int:
-        if path == store.progress(config):
-            steps.append(int(text))
-            if failing and int(text) >= 20:
-                raise MemoryError
-        return write(path, text, *args, **options)
-
-    monkeypatch.setattr(Path, "write_text", counted)
-    failing = True
-    run_one(config, store, "cpu", options)
-    assert (record := store.read(config)) is not None
-    assert record.error == "MemoryError: "
-    failing, steps[:] = False, []
-    run_one(config, store, "cpu", options)
-    assert min(steps[1:]) > 10
-    assert [numbers(r) for r in store.found([config])] == alone([config])
-    assert files(tmp_path) == names([config])
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

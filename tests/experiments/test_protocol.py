@@ -139,17 +139,6 @@ class TestPlan:
             assert {c.model for c in found} == {"resnet50.tv_in1k"}
             assert all(weights_of(c) == "pretrained" and c.data_options["augment_validation"] for c in found)
 
-    def test_some_domains_and_a_way_of_sampling(self) -> None:
-        out = {"rotated-digits": ["15°"]}
-        fields = {"steps": 7, "eval_every": 2, "eval_limit": 50, "optimizer_options": {"eps": 1e-7}}
-        found = protocol.plan(
-            DIGITS, ["fish:regrouped"], seeds=1, search=2, pairs=True, held_out=out, **fields
-        )
-        assert len(found) == 2 * (1 + 5)
-        assert all("15°" in c.protocol["held_out"] for c in found)
-        assert {(c.algorithm, c.draw, c.name) for c in found} == {("fish", "regrouped", "fish:regrouped")}
-        assert {(c.steps, c.eval_limit, c.optimizer_options["eps"]) for c in found} == {(7, 50, 1e-7)}
-
 
 def test_from_plan_to_numbers(tmp_path: Path) -> None:
     only = {"rotated-digits": ["0°"]}

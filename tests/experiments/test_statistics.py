@@ -15,7 +15,6 @@ from shoal.experiments.statistics import (
     Estimate,
     calibration,
     classification,
-    holm,
     mean_interval,
     regression,
     t_limit,
@@ -143,9 +142,3 @@ def test_intervals_of_means_are_scipys_and_those_of_clusters_of_equal_values_are
     several = mean_interval(np.repeat(values, 3), np.repeat(list("abcdefg"), 3), 0.9)
     assert several == pytest.approx(expected)
     assert mean_interval([1.0, 3.0], ["a", "a"]) == (2.0, None, None, None)
-
-
-def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.001, 0.6]) == pytest.approx([1.0, 0.003, 1.0])
-    assert holm([]) == []

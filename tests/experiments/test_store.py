@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from test_record import TINY, made
 
-import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
@@ -196,20 +194,3 @@ def test_files_that_are_no_records_are_named(content: str, tmp_path: Path) -> No
     assert frame["algorithm"].tolist() == ["fish"]
     (warning,) = caught
     assert all(str(path) in str(warning.message) for path in (store.path(TINY), tmp_path / "a/record.json"))
-
-
-def test_no_runs_no_folder_and_runs_of_fit(tmp_path: Path) -> None:
-    """The data of `fit` are not recorded, so that equal options do not make them the same run."""
-    frame = Store(tmp_path).frame()
-    assert len(frame) == 0
-    assert {"algorithm", "held_out", "test"} <= set(frame)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match=r"there is no folder '.*nowhere'"):
-        Store(tmp_path / "nowhere").frame()
-    data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
-    same: dict[str, Any] = {"test": data, "steps": 4, "progress": False, "device": "cpu"}
-    for name in ("one", "two"):
-        shoal.fit("erm", torch.nn.Linear(3, 2), data, folder=tmp_path / name, **same)
-    frame = Store(tmp_path).frame()
-    assert frame["steps"].tolist() == [4, 4]
-    assert frame["test"].between(0, 1).all()

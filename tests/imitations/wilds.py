@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,22 +64,22 @@ FMOW_COUNTRIES = {
 def fake_fmow(folder: Path) -> Path:
     """Sixteen years, six regions and six of the 62 classes; some rows are in no split."""
     place, rng, wanted = folder / "fmow_v1.1", np.random.default_rng(0), []
-    for year in range(2002, 2018):
-        for region in FMOW_COUNTRIES:
-            late = "val" if year < 2016 else "test"
-            wanted += [("train" if year < 2013 else late, year, region)] * (1 if region == "Other" else 6)
-            if year < 2013 and (year % 4 == 2 or region == "Other"):
-                wanted += [("val", year, region), ("test", year, region)]
-            wanted += [("train", year, region)] * (year >= 2013 and region == "Asia")
+    for year, region in product(range(2002, 2018), FMOW_COUNTRIES):
+        late = "val" if year < 2016 else "test"
+        wanted += [("train" if year < 2013 else late, year, region)] * (1 if region == "Other" else 6)
+        if year < 2013 and (year % 4 == 2 or region == "Other"):
+            wanted += [("val", year, region), ("test", year, region)]
+        wanted += [("train", year, region)] * (year >= 2013 and region == "Asia")
     wanted += [("seq", 2004 + i, "Asia") for i in range(10)]
     rows = []
     for row, j in enumerate(rng.permutation(len(wanted)).tolist()):
         (split, year, region), label = wanted[j], int(rng.integers(6))
         save(place / "images" / f"rgb_img_{row}.png", rng, label, 224, 224)
-        country, day = rng.choice(FMOW_COUNTRIES[region]), f"{year}-{rng.integers(1, 13):02d}-15"
-        rows.append((split, FMOW_CLASSES[label], country, f"{day}T{rng.integers(24):02d}:15:30Z"))
-    table = pd.DataFrame(rows, columns=["split", "category", "country_code", "timestamp"])
-    table.to_csv(place / "rgb_metadata.csv", index=False)
+        rows.append(
+            (split, FMOW_CLASSES[label], rng.choice(FMOW_COUNTRIES[region]), f"{year}-07-15T12:15:30Z")
+        )
+    columns = ["split", "category", "country_code", "timestamp"]
+    pd.DataFrame(rows, columns=columns).to_csv(place / "rgb_metadata.csv", index=False)
     known = [(code, r) for r, codes in FMOW_COUNTRIES.items() for code in codes if r != "Other"]
     pd.DataFrame(known, columns=["alpha-3", "region"]).to_csv(place / "country_code_mapping.csv", index=False)
     (place / "RELEASE_v1.1.txt").touch()
@@ -95,8 +96,7 @@ def fake_iwildcam(folder: Path) -> Path:
     for row, j in enumerate(rng.permutation(len(wanted)).tolist()):
         (split, location), name = wanted[j], f"{row:08x}.jpg"
         save(place / "train" / name, rng, row % 6, 108, 144)
-        time = f"2013-{rng.integers(1, 13):02d}-{rng.integers(1, 29):02d} {rng.integers(24):02d}:15:30.000"
-        rows.append((split, location, row // 3, row % 6, 10 * (row % 6), time, name))
+        rows.append((split, location, row // 3, row % 6, 10 * (row % 6), "2013-07-15 12:15:30.000", name))
     columns = ["split", "location_remapped", "sequence_remapped", "y", "category_id", "datetime", "filename"]
     pd.DataFrame(rows, columns=columns).to_csv(place / "metadata.csv")
     (place / "RELEASE_v2.0.txt").touch()

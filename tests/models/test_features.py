@@ -20,12 +20,8 @@ from shoal.models import FeatureExtractor, FeatureModel
 from shoal.models.features import find_head
 
 
-def numbers(count: int = 4, shape: tuple[int, ...] = (4,)) -> Tensor:
+def numbers(count: int = 5, shape: tuple[int, ...] = (4,)) -> Tensor:
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
-
-
-def ids(count: int = 4) -> Tensor:
-    return torch.randint(3, 50, (count, 7), generator=torch.Generator().manual_seed(0))
 
 
 class Own(nn.Module):
@@ -51,20 +47,30 @@ class TwoHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         z = self.body(x).relu()
-        return self.ending(self.one(z), self.two(z), z)
+        return self.ending(self.one(z), self.two(z))
 
 
 class Shared(nn.Module):
-    """One layer, used again and again."""
+    """One layer, used twice."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.way = nn.Linear(4, 4), way
+        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.way == "pair":
-            return self.layer(x) - self.layer(-x)
         return (self.layer(x), self.layer(-x))[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.lstm(x)[0][:, -1])
+
+
+CONV = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten())
 
 
 def seeded(made: Callable[[], Any]) -> Any:
@@ -93,35 +99,24 @@ def check(model: nn.Module, layer: str, *args: Any, **kwargs: Any) -> None:
     assert not hooks(model)
 
 
-def text_classifier(name: str) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    own = {
-        "DistilBert": {"dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32},
-        "GPT2": {"n_embd": 16, "n_head": 2, "n_layer": 1, "bos_token_id": 1, "eos_token_id": 2},
-    }
-    usual = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=50, num_labels=3, pad_token_id=0, max_position_embeddings=32, **own.get(name, usual)
-    )
-    return seeded(lambda: getattr(transformers, f"{name}ForSequenceClassification")(config))
-
-
 def test_models_of_others(timm: Any) -> None:
+    import transformers
     from torchvision.models import get_model
 
     googlenet = seeded(lambda: get_model("googlenet", num_classes=3, init_weights=False))
-    for model, layer in (
-        (seeded(lambda: get_model("resnet18", num_classes=3)), "fc"),
-        (googlenet, "fc"),  # whose auxiliary heads are not used in evaluation
-        (seeded(lambda: timm.create_model("convnext_atto", num_classes=3)), "head.fc"),
-    ):
-        check(model, layer, numbers(2, (3, 64, 64)))
-    for name, layer in (("DistilBert", "classifier"), ("Roberta", "classifier.out_proj")):
-        check(text_classifier(name), layer, input_ids=ids(), attention_mask=torch.ones_like(ids()))
+    check(googlenet, "fc", numbers(2, (3, 64, 64)))  # whose auxiliary heads are not used in evaluation
+    check(
+        seeded(lambda: timm.create_model("test_convnext", num_classes=3)), "head.fc", numbers(2, (3, 64, 64))
+    )
+    ids = torch.randint(3, 50, (4, 7), generator=torch.Generator().manual_seed(0))
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+    config = transformers.RobertaConfig(vocab_size=50, num_labels=3, pad_token_id=0, **sizes)
+    roberta = seeded(lambda: transformers.RobertaForSequenceClassification(config))
+    check(roberta, "classifier.out_proj", input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
 def test_inputs_of_any_kind() -> None:
-    model, x = seeded(Own), numbers(5)
+    model, x = seeded(Own), numbers()
     for args, kwargs in (((x,), {}), (({"x": x},), {}), ((x,), {"shift": torch.ones(4)}), ((), {"x": x})):
         check(model, "fc", *args, **kwargs)
 
@@ -137,31 +132,22 @@ def test_inputs_of_any_kind() -> None:
     ],
 )
 def test_what_comes_after_the_last_layer(ending: Any, is_output: bool) -> None:
-    model = seeded(lambda: Own(ending)).eval()
+    model = seeded(lambda: Own(ending)).eval().requires_grad_(False)
     with FeatureExtractor(model) as extractor:
-        model(x := numbers(5))
+        model(x := numbers())
         assert torch.equal(extractor.features, model.body(x))
+        assert not extractor.features.requires_grad
     assert (extractor.layer, extractor.is_output) == ("fc", is_output)
 
 
 def test_of_several_outputs_the_logits_or_the_first_count() -> None:
-    assert FeatureExtractor(TwoHeads(lambda a, b, z: (a, b))).find(numbers()).layer == "one"
-    assert FeatureExtractor(TwoHeads(lambda a, b, z: {"logits": b})).find(numbers()).layer == "two"
-
-
-def test_frozen_weights_without_a_graph() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.LayerNorm(3)).requires_grad_(False)
-    extractor = FeatureExtractor(model)
-    with torch.no_grad():
-        model(numbers())
-    assert extractor.layer == "2"
-    assert not extractor.features.requires_grad
-    assert not any(p.requires_grad for p in model.parameters())
+    assert FeatureExtractor(TwoHeads(lambda a, b: (a, b))).find(numbers()).layer == "one"
+    assert FeatureExtractor(TwoHeads(lambda a, b: {"logits": b})).find(numbers()).layer == "two"
 
 
 def test_named_layers() -> None:
     """The output of a layer, and the input of the last."""
-    model, x = seeded(Own).eval(), numbers(5)
+    model, x = seeded(Own).eval(), numbers()
     wanted = {"body.0": model.body[0](x), "body": model.body(x), "fc": model.body(x)}
     for layer, features in wanted.items():
         with FeatureExtractor(model, layer) as extractor:
@@ -169,26 +155,10 @@ def test_named_layers() -> None:
             assert torch.equal(extractor.features, features), layer
         assert extractor.is_output == (layer == "fc")
     images = numbers(2, (3, 9, 9))
-    convolutions = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 3, 1), nn.Flatten()
-    )
-    found = FeatureExtractor(convolutions, "2")
-    convolutions(images)
-    assert torch.equal(found.features, convolutions[:2](images).flatten(1))
-    tokens = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))
-    assert FeatureExtractor(tokens, "0").find(ids()).width == 28
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.fc = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.lstm(x)[0][:, -1])
-
-
-CONV = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten())
+    pooled = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 3, 1), nn.Flatten())
+    found = FeatureExtractor(pooled, "2")
+    pooled(images)
+    assert torch.equal(found.features, pooled[:2](images).flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -197,16 +167,13 @@ CONV = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten())
         (Own, "bodi", numbers(), r"features: unknown layer of Own 'bodi'\. Did you mean 'body'"),
         (Own, "unused", numbers(), r"layer 'unused' is not executed in a forward pass of Own"),
         (Recurrent, "lstm", numbers(2, (5, 4)), r"must be one tensor of floats, .*'lstm' gives 3"),
-        (lambda: Shared("pair"), None, numbers(), r"one last linear layer .*'layer'"),
-        (lambda: Shared("first"), None, numbers(), r"one last linear layer .*'layer'"),
-        (lambda: TwoHeads(lambda a, b, z: a + b), None, numbers(), r"one last linear layer .*'one', 'two'"),
+        (Shared, None, numbers(), r"one last linear layer .*'layer'"),
+        (lambda: TwoHeads(lambda a, b: a + b), None, numbers(), r"one last linear layer .*'one', 'two'"),
         (lambda: CONV, None, numbers(), r"Sequential has no linear layer; .*features='layer.name'"),
         (lambda: nn.Sequential(nn.Linear(8, 8), *CONV), None, numbers(2, (3, 8, 8)), r"one last linear"),
-        (lambda: text_classifier("GPT2"), None, ids(), r"one last linear layer .*'score'"),
         (lambda: Own(lambda t: t[:, :1]), None, numbers(), r"one last linear layer"),
     ],
 )
-@pytest.mark.usefixtures("timm")
 def test_what_cannot_be_features(model: Any, layer: str | None, x: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         FeatureExtractor(model(), layer).find(x)
@@ -226,9 +193,9 @@ def test_before_any_pass_after_the_end_and_after_a_failure() -> None:
 
 
 def test_the_trial_pass_changes_nothing() -> None:
-    x, plain, watched = numbers(6), seeded(Own), seeded(Own)
-    for model in (plain, watched):
-        model.body.eval()
+    x, plain, watched = numbers(), seeded(Own), seeded(Own)
+    plain.body.eval()
+    watched.body.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         wanted = plain(x)
@@ -246,7 +213,7 @@ def test_the_trial_pass_changes_nothing() -> None:
 
 def test_copies_record_nothing_until_attached() -> None:
     extractor = FeatureExtractor(model := seeded(Own).eval())
-    model(x := numbers(6))
+    model(x := numbers())
     written = io.BytesIO()
     torch.save(model, written)
     written.seek(0)
@@ -254,7 +221,6 @@ def test_copies_record_nothing_until_attached() -> None:
         before = extractor.features
         other(-x)
         assert torch.equal(extractor.features, before)
-    assert list(model.state_dict()) == list(Own().state_dict())
     for copied in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
         copied.attach()
         copied.model(-x)
@@ -266,7 +232,7 @@ def test_compiled_models() -> None:
     plain = seeded(Own).eval()
     model: Any = torch.compile(plain, backend="aot_eager", fullgraph=True)
     extractor = FeatureExtractor(model)
-    for x in (numbers(6), -numbers(6)):
+    for x in (numbers(), -numbers()):
         output = model(x)
         torch.testing.assert_close(extractor.features, plain.body(x))
         torch.testing.assert_close(output, plain.fc(extractor.features))
@@ -283,7 +249,7 @@ def test_distributed_data_parallel() -> None:
         inner = seeded(Own)
         model = nn.parallel.DistributedDataParallel(inner, find_unused_parameters=True)
         extractor = FeatureExtractor(model)
-        for x in (numbers(6), -numbers(6)):
+        for x in (numbers(), -numbers()):
             output = model(x)
             assert torch.equal(output, inner.fc(extractor.features))
             (output.sum() + extractor.features.square().sum()).backward()

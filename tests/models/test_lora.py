@@ -49,6 +49,13 @@ def trained_names(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
+def adapted(model: nn.Module) -> list[str]:
+    """The layers with adapters."""
+    return [
+        name.removesuffix(".base_layer") for name, _ in model.named_modules() if name.endswith(".base_layer")
+    ]
+
+
 def perturb(model: nn.Module) -> None:
     """Adapters that do something: B starts at zero."""
     draw = torch.Generator().manual_seed(3)
@@ -58,8 +65,7 @@ def perturb(model: nn.Module) -> None:
                 p.copy_(0.1 * torch.randn(p.shape, generator=draw))
 
 
-@pytest.mark.parametrize("kind", ["vit", "text"])
-@pytest.mark.parametrize(("alpha", "scale"), [(None, 2.0), (3.0, 0.75)])
+@pytest.mark.parametrize(("kind", "alpha", "scale"), [("vit", None, 2.0), ("text", 3.0, 0.75)])
 def test_the_formula(kind: str, alpha: float | None, scale: float, tiny: str) -> None:
     """W + (alpha / r) B A by hand in a model without adapters; so is the merged model, and with B = 0 W."""
     name, shape, x = (VIT, IMAGES, images().double()) if kind == "vit" else (tiny, (64,), words())
@@ -73,14 +79,11 @@ def test_the_formula(kind: str, alpha: float | None, scale: float, tiny: str) ->
         for key, a in weights.items():
             if ".lora_A." in key:
                 b = weights[key.replace("lora_A", "lora_B")]
-                for row in range(len(b)):
-                    for r in range(4):
-                        layer = key.partition(".lora_A.")[0]
-                        by_hand[f"{layer}.weight"][row] += factor * scale * b[row, r] * a[r]
+                by_hand[f"{key.partition('.lora_A.')[0]}.weight"] += factor * scale * b @ a
         plain.load_state_dict(by_hand)
         torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-10)
     whole = lora.merged(model)
-    assert not lora.adapted(whole)
+    assert not adapted(whole)
     torch.testing.assert_close(whole.state_dict(), plain.state_dict(), rtol=0, atol=1e-12)
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
     assert lora.merged(plain) is plain
@@ -107,7 +110,7 @@ def test_adapters_and_the_head_are_trained(tiny: str, tmp_path: Path) -> None:
 
 def test_targets() -> None:
     def layers(targets: Any) -> set[str]:
-        return {n.removeprefix("blocks.") for n in lora.adapted(vit(lora_targets=targets).features.body)}  # type: ignore[arg-type]
+        return {n.removeprefix("blocks.") for n in adapted(vit(lora_targets=targets).features.body)}  # type: ignore[arg-type]
 
     assert layers("qkv") == layers(None) == {f"{n}.attn.qkv" for n in range(6)}
     assert layers(["attn.proj", "blocks.1.mlp.fc2"]) == {*(f"{n}.attn.proj" for n in range(6)), "1.mlp.fc2"}
@@ -149,7 +152,7 @@ def test_weights_in_a_file(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(2)}, file)
     with pytest.raises(InputError, match="do not fit"):
         start_from(model, file)
-    assert len(lora.adapted(model)) == 6
+    assert len(adapted(model)) == 6
 
 
 def test_a_run_from_training_to_a_file(tmp_path: Path) -> None:
@@ -176,46 +179,30 @@ def test_a_run_from_training_to_a_file(tmp_path: Path) -> None:
     assert len(model.predict(["a good book", "no"])) == 2
 
 
-# A PeftModel of the user's own
+def test_a_peft_model_of_the_users_own(tmp_path: Path) -> None:
+    """It is trained, loaded and exported; one of transformers passes on whatever it is given."""
+    import transformers
 
+    def own() -> Any:
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        config = {"r": 2, "target_modules": ["0", "2"], "modules_to_save": ["4"]}
+        return peft.get_peft_model(body, peft.LoraConfig(**config))
 
-def own_model() -> Any:
-    torch.manual_seed(0)
-    body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    config = {"r": 2, "target_modules": ["0", "2"], "modules_to_save": ["4"]}
-    return peft.get_peft_model(body, peft.LoraConfig(**config))
-
-
-def numbers() -> dict[str, tuple[Tensor, Tensor]]:
-    draw = torch.Generator().manual_seed(5)
-    return {name: (torch.randn(12, 4, generator=draw), torch.arange(12) % 2) for name in "abc"}
-
-
-def test_it_is_trained_loaded_and_exported(tmp_path: Path) -> None:
-    model = own_model()
-    first = {k: v.clone() for k, v in model.state_dict().items()}
-    trained = trained_names(model)
+    draw, model = torch.Generator().manual_seed(5), own()
+    data = {name: (torch.randn(12, 4, generator=draw), torch.arange(12) % 2) for name in "abc"}
+    first, trained = {k: v.clone() for k, v in model.state_dict().items()}, trained_names(model)
     options: dict[str, Any] = {"steps": 3, "batch_size": 4, "lr": 0.05, "progress": False, "device": "cpu"}
-    shoal.fit("fish", model, numbers(), folder=tmp_path / "run", **options)
+    shoal.fit("fish", model, data, folder=tmp_path / "run", **options)
     changed = {k for k, v in model.state_dict().items() if not torch.equal(first[k], v)}
     assert changed
     assert changed <= set(trained)
-    made = shoal.load(tmp_path / "run", model=own_model()).export(tmp_path / "m.pt2")
-    x = numbers()["a"][0]
+    made, x = shoal.load(tmp_path / "run", model=own()).export(tmp_path / "m.pt2"), data["a"][0]
     with torch.no_grad():
         found = torch.export.load(made.path).module()(x)
         torch.testing.assert_close(found, model.eval()(x), rtol=0, atol=1e-5)
-
-
-def test_one_of_transformers() -> None:
-    """Which passes on whatever it is given; tokenizers give more than ids and a mask."""
-    import transformers
-
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    body = transformers.BertForSequenceClassification(config)
-    model = peft.get_peft_model(body, peft.LoraConfig(r=2, task_type="SEQ_CLS", target_modules=["query"]))
-    ids = torch.randint(5, 50, (12, 6), generator=torch.Generator().manual_seed(0))
-    x = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
-    torch.testing.assert_close(call(model.eval(), x), body.eval()(**x).logits)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=210, **sizes))
+    wrapped = peft.get_peft_model(bert, peft.LoraConfig(r=2, task_type="SEQ_CLS", target_modules=["query"]))
+    more = {**words(), "token_type_ids": torch.zeros_like(words()["input_ids"])}  # of a tokenizer
+    torch.testing.assert_close(call(wrapped.eval(), more), bert.eval()(**more).logits)

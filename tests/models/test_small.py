@@ -13,39 +13,35 @@ INPUTS: dict[str, list[tuple[int, ...]]] = {
     "sprite-cnn": [(3, 64, 64), (1, 32, 32)],
     "small-cnn": [(2, 8, 8), (3, 17, 30)],
     "mnist-cnn": [(2, 28, 28), (1, 8, 9)],
-    "mlp": [(1,), (13,)],
+    "pixel-linear": [(3, 20, 24), (1, 4, 4)],
+    "mlp": [(13,)],
     "linear": [(4,)],
-    "tabular": [(1,), (13,)],
+    "tabular": [(1,)],
 }
-WRONG: dict[str, list[tuple[int, ...]]] = {
-    "sprite-cnn": [(3, 64), (3, 64, 32), (3, 28, 28)],
-    "small-cnn": [(16, 16), (1, 16, 7)],
-    "mnist-cnn": [(28, 28), (1, 7, 28)],
-    "mlp": [(), (1, 16, 16)],
-    "linear": [(2, 2)],
-    "tabular": [(), (2, 2)],
-}
-CASES = [(name, shape) for name, shapes in INPUTS.items() for shape in shapes]
-
-
-@pytest.mark.parametrize(("name", "shape"), CASES)
-def test_outputs(name: str, shape: tuple[int, ...]) -> None:
-    x = torch.rand(5, *shape)
-    model = models.build(name, input_shape=shape, classes=3, seed=0).eval()
-    assert model(x).shape == (5, 3)
-    torch.testing.assert_close(model(x), model.head(model.features(x)))
-    assert model.features(x).ndim == 2
-    assert models.build(name, input_shape=shape, classes=None, seed=0)(x[:1]).shape == (1,)
-    # An output does not depend on the other examples of the batch.
-    model.double()
-    torch.testing.assert_close(model(x.double())[:1], model(x[:1].double()))
+WRONG = [
+    *(("sprite-cnn", shape) for shape in ((3, 64), (3, 64, 32), (3, 28, 28))),
+    *(("small-cnn", (1, 16, 7)), ("mnist-cnn", (28, 28)), ("pixel-linear", (4,))),
+    *(("mlp", ()), ("linear", (2, 2)), ("tabular", (1, 16, 16))),
+]
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_weights_depend_on_the_seed_alone(name: str) -> None:
+def test_outputs_and_seeds(name: str) -> None:
+    for shape in INPUTS[name]:
+        x = torch.rand(5, *shape)
+        model = models.build(name, input_shape=shape, classes=3, seed=0).eval()
+        assert model(x).shape == (5, 3)
+        torch.testing.assert_close(model(x), model.head(model.features(x)))
+        assert model.features(x).ndim == 2
+        assert models.build(name, input_shape=shape, classes=None, seed=0)(x[:1]).shape == (1,)
+        # An output does not depend on the other examples of the batch.
+        model.double()
+        torch.testing.assert_close(model(x.double())[:1], model(x[:1].double()))
+
     def weights(seed: int) -> torch.Tensor:
-        model = models.build(name, input_shape=INPUTS[name][0], classes=2, seed=seed)
-        return nn.utils.parameters_to_vector(model.parameters())
+        return nn.utils.parameters_to_vector(
+            models.build(name, input_shape=INPUTS[name][0], classes=2, seed=seed).parameters()
+        )
 
     torch.manual_seed(7)
     first, drawn = weights(0), torch.rand(3)
@@ -55,7 +51,7 @@ def test_weights_depend_on_the_seed_alone(name: str) -> None:
     assert not torch.equal(first, weights(1))
 
 
-@pytest.mark.parametrize(("name", "shape"), [(n, s) for n, shapes in WRONG.items() for s in shapes])
+@pytest.mark.parametrize(("name", "shape"), WRONG)
 def test_wrong_input_shapes_are_named(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=f"model '{name}' takes"):
         models.build(name, input_shape=shape, classes=2, seed=0)
@@ -67,7 +63,8 @@ def test_wrong_input_shapes_are_named(name: str, shape: tuple[int, ...]) -> None
         ("sprit-cnn", {}, r"unknown model 'sprit-cnn'.*'sprite-cnn'"),
         ("feature-model", {}, "unknown model 'feature-model'"),
         ("", {}, "no default model"),
-        ("linear", {"classes": 1}, "classes must be at least 2.*not 1"),
+        ("linear", {"classes": 1}, "classes must be at least 2.*got 1"),
+        ("linear", {"input_shape": (-3,)}, "input_shape must be at least 1"),
         ("mnist-cnn", {"width": 12}, "width of model 'mnist-cnn'.*got 12"),
         ("mlp", {"depth": 3}, "unknown option of model 'mlp': 'depth'"),
     ],

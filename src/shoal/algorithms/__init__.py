@@ -33,14 +33,11 @@ REFERENCE = re.compile(r"(?P<place>.+\.py|\w+(\.\w+)+(?=:))(:(?P<cls>\w+))?(@(?P
 
 
 def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
-    """Return the class of an algorithm.
+    """Return the class of an algorithm; of a module or file, its last subclass of :class:`Algorithm`.
 
     Args:
         name: name of an algorithm (`shoal list algorithms`), file such as ``my_algorithm.py`` or
             ``my_algorithm.py:MyClass``, or subclass of :class:`Algorithm`.
-
-    Returns:
-        The class; of a module or file, its last subclass of :class:`Algorithm`.
 
     Raises:
         InputError: there is no such algorithm.
@@ -53,10 +50,16 @@ def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
         package = registry.package_of(name)
         whose = f" of the package {package}" if package else ""
         return _class_in(registry.module(name), f"algorithm {name!r}{whose}")
-    module, digest = _load(parts["place"])
+    place = parts["place"]
+    try:
+        module, digest = _load(place)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
+        raise InputError(f"{place!r} cannot be loaded: {type(error).__name__}: {error}.") from error
     if parts["digest"] not in (None, digest):
-        raise InputError(f"{parts['place']!r} has changed since the run was planned; repeat the command.")
-    return _class_in(module, repr(parts["place"]), parts["cls"])
+        raise InputError(f"{place!r} has changed since the run was planned; repeat the command.")
+    return _class_in(module, repr(place), parts["cls"])
 
 
 def _class_in(module: Any, whose: str, name: str | None = None) -> type[Algorithm]:
@@ -67,32 +70,26 @@ def _class_in(module: Any, whose: str, name: str | None = None) -> type[Algorith
     found = {c.__name__: c for c in own}
     if not found:
         raise InputError(f"{whose} is not, and does not define, a subclass of shoal.algorithms.Algorithm.")
-    if name is not None:
-        check_names(f"algorithm in {whose}", [name], found)
-        return found[name]
-    return own[-1]
+    check_names(f"algorithm in {whose}", [name or own[-1].__name__], found)
+    return found[name] if name else own[-1]
 
 
 def _load(place: str) -> tuple[Any, str]:
     """A module by its name or file, imported once for each content of the file, and a digest of that."""
-    try:
-        if not place.endswith(".py"):
-            module = importlib.import_module(place)
-            return module, _digest(module.__file__)
-        digest = _digest(place)
-        if (name := f"shoal_algorithm_{digest}") not in sys.modules:
-            spec: Any = importlib.util.spec_from_file_location(name, Path(place).expanduser())
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[name]
-                raise
-        return sys.modules[name], digest
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
-        raise InputError(f"{place!r} cannot be loaded: {type(error).__name__}: {error}.") from error
+    if not place.endswith(".py"):
+        module = importlib.import_module(place)
+        return module, _digest(module.__file__)
+    digest = _digest(place)
+    if (name := f"shoal_algorithm_{digest}") not in sys.modules:
+        spec: Any = importlib.util.spec_from_file_location(name, Path(place).expanduser())
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # where dataclasses and annotations look for its names
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name], digest
 
 
 def _digest(path: str | None) -> str:
@@ -103,16 +100,10 @@ def _digest(path: str | None) -> str:
 
 
 def reference(algorithm: str | type[Algorithm]) -> str:
-    """Return what names an algorithm in a run configuration, so that other processes find it.
+    """What names an algorithm in a run configuration, so that other processes find it.
 
     That is the name of a registered one, otherwise its file (or module) and class, with a digest of the file:
-    a changed file is another algorithm.
-
-    Args:
-        algorithm: as for :func:`algorithm_class`.
-
-    Raises:
-        InputError: there is no such algorithm, or its class is not in a file that can be loaded.
+    a changed file is another algorithm. Raises InputError for a class that is not in a file.
     """
     parts = REFERENCE.fullmatch(algorithm) if isinstance(algorithm, str) else None
     if isinstance(algorithm, str) and parts is None:
@@ -121,8 +112,7 @@ def reference(algorithm: str | type[Algorithm]) -> str:
     if parts is None and cls.__module__.startswith(f"{__name__}."):
         return spelled(cls.__module__.rpartition(".")[2])
     place = parts["place"] if parts else _place(cls)
-    file = place if place.endswith(".py") else inspect.getsourcefile(cls)
-    return f"{place}:{cls.__name__}@{_digest(file)}"
+    return f"{place}:{cls.__name__}@{_digest(place if place.endswith('.py') else inspect.getsourcefile(cls))}"
 
 
 def _place(cls: type[Algorithm]) -> str:
@@ -150,7 +140,7 @@ def split_draw(name: str) -> tuple[str, str | None]:
 
 
 def display_name(name: str) -> str:
-    """Return the name of an algorithm in tables: the name of the class for one from a file."""
+    """The name of an algorithm in tables: the name of the class for one from a file."""
     algorithm, draw = split_draw(name)
     if parts := REFERENCE.fullmatch(algorithm):
         algorithm = parts["cls"] or Path(parts["place"]).stem
@@ -158,17 +148,13 @@ def display_name(name: str) -> str:
 
 
 def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
-    """Return the hyperparameters of an algorithm, including inherited ones, with their defaults."""
+    """Return the hyperparameters of an ``algorithm``, including inherited ones, with their defaults."""
     other = () if algorithm.needs_features else ("features",)
     return {name: s.default for name, s in settings(algorithm).items() if name not in other}
 
 
 def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyperparameters of an algorithm, checked and converted to their types.
-
-    Args:
-        cls: subclass of :class:`Algorithm`.
-        given: hyperparameters.
+    """Return the hyperparameters ``given`` for an algorithm ``cls``, converted to their types.
 
     Raises:
         InputError: a hyperparameter is unknown or has an invalid value.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
+from shoal.algorithms.base import Engine, Gradient, Log, Step, Surgery
 from shoal.data.batch import MetaBatch
 from shoal.gradients import agr_rand
 
 
-class AgrRand(Algorithm):
+class AgrRand(Surgery):
     """Average the gradients of the domains, with noise for the components whose signs differ between domains.
 
         g_k = mean_i g_ik   if sign(g_1k) = … = sign(g_Sk),   else N(0, σ²),
@@ -17,10 +17,11 @@ class AgrRand(Algorithm):
     Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
     """
 
-    family = "gradient surgery"
     reference = "Mansilla et al. 2021"
-    min_domains = 2
 
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        combined, log = self.combined_gradient(batch, engine, agr_rand)
+        combined, log = super().gradient(batch, engine, step)
         return [engine.broadcast(g) for g in combined], log  # the same noise in all processes
+
+    def combine(self, gradients: list[Gradient]) -> Gradient:
+        return agr_rand(gradients)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
-from shoal.data.batch import MetaBatch
+from shoal.algorithms.base import Gradient, Surgery
 from shoal.gradients import agr_sum
 
 
-class AgrSum(Algorithm):
+class AgrSum(Surgery):
     """Average the gradients of the domains and drop the components whose signs differ between domains.
 
         g_k = mean_i g_ik   if sign(g_1k) = … = sign(g_Sk),   else 0
@@ -17,9 +16,7 @@ class AgrSum(Algorithm):
     Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
     """
 
-    family = "gradient surgery"
     reference = "Mansilla et al. 2021"
-    min_domains = 2
 
-    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        return self.combined_gradient(batch, engine, agr_sum)
+    def combine(self, gradients: list[Gradient]) -> Gradient:
+        return agr_sum(gradients)

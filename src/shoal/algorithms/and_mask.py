@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
-from shoal.data.batch import MetaBatch
+from shoal.algorithms.base import Gradient, Surgery
 from shoal.gradients import and_mask
 from shoal.settings import Range, uniform
 
 
-class ANDMask(Algorithm):
+class ANDMask(Surgery):
     """Average the gradients of the domains and set components to zero where they disagree in sign.
 
     A component is kept where the absolute mean of its S signs is at least τ: with τ = 1 all must agree, with
@@ -23,10 +21,8 @@ class ANDMask(Algorithm):
     Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
     """
 
-    family = "gradient surgery"
     reference = "Parascandolo et al. 2021"
-    min_domains = 2
     tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1.0))] = 1.0
 
-    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        return self.combined_gradient(batch, engine, partial(and_mask, tau=self.tau))
+    def combine(self, gradients: list[Gradient]) -> Gradient:
+        return and_mask(gradients, self.tau)

@@ -204,13 +204,6 @@ class Algorithm(nn.Module):
         found = [engine.mean_gradient(block) for block in batch.split()]
         return [g for g, _ in found], {"losses": torch.cat([log["losses"] for _, log in found])}
 
-    def combined_gradient(
-        self, batch: MetaBatch, engine: Engine, combine: Callable[[list[Gradient]], Gradient]
-    ) -> tuple[Gradient, Log]:
-        """One gradient made of those of the blocks; of a single block its own."""
-        gradients, log = self.domain_gradients(batch, engine)
-        return gradients[0] if len(gradients) == 1 else combine(gradients), log
-
     def block_loss(self, engine: Engine, batch: MetaBatch) -> Tensor:
         """The mean loss of a batch, from a forward pass of its own."""
         return self.mean_loss(engine.forward(batch))
@@ -223,9 +216,6 @@ class Algorithm(nn.Module):
     def auxiliary_optimizers(self) -> dict[str, Optimizer]:
         """Optimizers of its own, by name, for modules that the user's optimizer is not to train."""
         return {}
-
-    def check_step(self, domains_per_step: int) -> None:
-        """Raises InputError where its settings do not go with so many domains per step."""
 
     def check_input(self, x: Any) -> None:
         """Raises InputError for inputs (two examples as a batch) that it cannot work with."""
@@ -247,19 +237,25 @@ class Algorithm(nn.Module):
             yield
 
 
+class Surgery(Algorithm):
+    """Base class of algorithms that :meth:`combine` the gradients of the domains."""
+
+    family = "gradient surgery"
+    min_domains = 2
+
+    def combine(self, gradients: list[Gradient]) -> Gradient:
+        """One gradient made of those of several domains."""
+        raise NotImplementedError
+
+    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
+        gradients, log = self.domain_gradients(batch, engine)
+        return gradients[0] if len(gradients) == 1 else self.combine(gradients), log
+
+
 def trained_parameters(algorithm: Algorithm, auxiliary: Mapping[str, Optimizer]) -> list[nn.Parameter]:
     """What the user's optimizer is to train: everything but what the algorithm's own ones do."""
     own = {id(p) for h in auxiliary.values() for group in h.param_groups for p in group["params"]}
     return [p for p in algorithm.parameters() if p.requires_grad and id(p) not in own]
-
-
-def check_state(algorithm: str, domains: int, numbers: int, what: str) -> None:
-    """Refuses to keep ``numbers`` numbers for each of the domains where they would fill the memory."""
-    if (size := 4 * domains * numbers) > 2 * 2**30:
-        raise InputError(
-            f"{algorithm} keeps {what} for each of {domains:,} domains, {size / 2**30:.1f} GiB in all. Merge "
-            "domains, or use an algorithm that keeps nothing per domain."
-        )
 
 
 def full_precision(output: Any) -> Any:

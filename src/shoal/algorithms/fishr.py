@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, Outputs, check_state
+from shoal.algorithms.base import Loss, Outputs
 from shoal.algorithms.penalty import FRACTION, STEPS, USUAL_STEPS, Penalised
 from shoal.data.batch import Task
 from shoal.errors import InputError, shown
@@ -59,12 +59,8 @@ class Fishr(Penalised):
                 f"{CLOSED_FORM} the last linear layer of the model: features='layer.name' must name one, got "
                 f"{shown(self.features)}. shoal.fit finds it."
             )
-        bias = last.bias is not None
-        numbers, dtype = last.out_features * (last.in_features + bias), last.weight.dtype
-        check_state("Fishr", self.task.domains, numbers, "the variance of every gradient of the last layer")
-        self.variances = FishrVariances(
-            self.task.domains, last.in_features, last.out_features, bias=bias, ema=self.ema, dtype=dtype
-        )
+        options: Any = {"bias": last.bias is not None, "ema": self.ema, "dtype": last.weight.dtype}
+        self.variances = FishrVariances(self.task.domains, last.in_features, last.out_features, **options)
 
     def check_input(self, x: Any) -> None:
         super().check_input(x)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
-from shoal.data.batch import MetaBatch
+from shoal.algorithms.base import Gradient, Surgery
 from shoal.gradients import pcgrad
 
 
-class PCGrad(Algorithm):
+class PCGrad(Surgery):
     """Average the gradients of the domains after projecting each to be orthogonal to those it conflicts with.
 
     For each gradient g_i and every other g_j in turn, if their inner product is negative, the component of
@@ -17,9 +16,7 @@ class PCGrad(Algorithm):
     Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020 (which takes the sum).
     """
 
-    family = "gradient surgery"
     reference = "Yu et al. 2020"
-    min_domains = 2
 
-    def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        return self.combined_gradient(batch, engine, pcgrad)
+    def combine(self, gradients: list[Gradient]) -> Gradient:
+        return pcgrad(gradients)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +32,13 @@ from shoal.settings import Few, Positive, Range
 if TYPE_CHECKING:
     import pandas
 
-    from shoal.experiments.compare import Layout
-    from shoal.experiments.config import RunConfig
+    from shoal.experiments.compare import Layout, LeaveDomainsOut
     from shoal.experiments.race import Race, Stage, Times
     from shoal.experiments.recommend import Recommendation
     from shoal.experiments.record import RunRecord
     from shoal.trained import Trained
 
-HOME = "shoal-compare"
+HOME, FILES = "shoal-compare", "comparison.json, comparison.md, comparison.csv, report.html"
 Show = Callable[..., None]
 
 
@@ -52,16 +50,16 @@ class Comparison(Result):
         result: rows, cases and everything else as plain data.
         records: record of each run that did not fail.
         folder: folder of the runs and results.
-        text: text that ``print`` shows.
         options: options that do not change results, such as ``device``.
+        fitted: folder of the model that was trained on all domains, if one was.
         not_fitted: why no model was trained, if one was to be.
     """
 
     result: dict[str, Any]
     records: Sequence[RunRecord]
     folder: Path
-    text: str
     options: Mapping[str, Any] = field(repr=False)
+    fitted: Path | None = None
     not_fitted: str = ""
 
     @property
@@ -98,11 +96,8 @@ class Comparison(Result):
             row: another algorithm of the comparison (default: the recommended one).
         """
         from shoal.api.refit import refit
-        from shoal.api.report import report
 
-        model = refit(self, out, row)
-        report(self.folder)
-        return model
+        return refit(self, out, row)
 
     def importance(self, *, row: str | None = None) -> pandas.DataFrame:
         """Return which columns of a table matter to the recommended algorithm, and where they mislead.
@@ -121,16 +116,27 @@ class Comparison(Result):
             in which the column significantly ``misleads``, and its importance ``in`` each domain.
         """
         from shoal.api.refit import importance
-        from shoal.api.report import report
 
-        found = importance(self, row)
-        content = {**found.attrs, "columns": json.loads(found.reset_index().to_json(orient="records"))}
-        write_atomically(self.folder / "importance.json", dump_json(content))
-        report(self.folder)
-        return found
+        return importance(self, row)
 
     def __str__(self) -> str:
-        return self.text
+        from shoal.report import compare, model
+
+        lines = [compare.text(self.result), f"\nSaved in {self.folder}: {FILES}."]
+        about, importance = self.recommendation, self.folder / "importance.json"
+        if self.not_fitted:
+            lines.append(self.not_fitted)
+        elif self.fitted is not None:
+            lines.append(f"Trained on all domains: {self.fitted}. To predict, score and export:")
+            place = shlex.quote(str(self.fitted))
+            lines += [f"  shoal predict {place} NEW", f"  shoal score {place} LABELLED"]
+            lines += [f"  shoal export {place}"]
+            if importance.exists():
+                found = read_json(importance)
+                lines.append(f"\n{model.table(found).text()}\n\n{model.IMPORTANCE.format(**found)}")
+        elif about and about.row:
+            lines.append(f"To train {about.row} on all domains: the same command with --fit FOLDER.")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         from shoal.report import compare as view
@@ -215,7 +221,7 @@ def compare(
         >>> [row["rank"] is not None for row in found.result["rows"]]
         [True, True, True, True]
     """
-    from shoal.experiments.compare import LeaveDomainsOut, layout
+    from shoal.experiments.compare import layout
     from shoal.experiments.execute import count_jobs
     from shoal.experiments.race import Race, Times, sized
     from shoal.training.processes import together
@@ -229,34 +235,43 @@ def compare(
         of_data: Any = given_options(options, DataOptions)
         source = find_source(data, folder=out, home=HOME, **of_data)
         where = layout(source.dataset, source.options, listed_names(held_out), options.get("metric"))  # type: ignore[arg-type]
-        base, note = _base(source, where, options)
-        given = tuple(given_options(options, TrainingOptions))
-        rows = _rows(asked, base, where, source.own)
-        protocol = LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, given)
+        protocol, note = _protocol(source, where, asked, folds, options)
         protocol, unable, notes = protocol.checked(full["device"], bool(asked) and "all" not in asked)
         show(note, *where.messages, *notes, *(f"not compared: {n} ({why})" for n, why in unable.items()))
         if baselines:
             protocol = replace(protocol, rows=[*where.baselines, *protocol.rows])
-        times = Times.of_table(*where.size, base) if where.size and not model_fields(options) else None
+        table = where.size and not model_fields(options)
+        times = Times.of_table(*where.size, protocol.base) if where.size and table else None
         race = sized(Race(protocol, exhaustive), times, seeds, search, budget)
         plan = _plan(race, times, count_jobs(full["device"], full["jobs"]), budget)
-        folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
-        about: dict[str, Any] = {"title": Path(source.given).name if source.own else base.dataset}
-        _make_folder(folder, source, about["title"], fit)
+        title = Path(source.given).name if source.own else protocol.base.dataset
+        folder = _make_folder(source, title, out, isinstance(data, str | Path), fit)
         if columns := source.columns():
             write_atomically(folder / "columns.json", dump_json(columns))
-            notes = [*notes, *_leaks(columns)]
-        about |= {"unable": unable, "excluded": where.excluded, "warned": where.warned, "cautions": notes}
+            every = [(each["column"], text) for each in columns["columns"] for text in each["warnings"]]
+            notes += [f"column {n!r}, {text}" for n, text in every if text.startswith("possible leakage")]
         show(*(source.notes() if full["progress"] else ()), plan)
-        found = _raced(race, folder, full, about, show, budget)
-        return _fitted(found, fit, show)
+        about = {"title": title, "unable": unable, "excluded": where.excluded, "warned": where.warned}
+        found = _run(race, folder, full, about | {"cautions": notes}, show, budget)
+        if fit is None:
+            return found
+        show("training the recommended algorithm on all domains")
+        try:
+            if found.refit(fit).inputs.get("kind") == "table":
+                found.importance()
+        except InputError as error:
+            return replace(found, not_fitted=f"Not fitted: {error}")
+        return replace(found, fitted=Path(fit))
 
 
-def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[RunConfig, str]:
-    """The options that all runs share, and a message on the learning rate."""
-    from shoal.experiments.compare import BASELINE, PATIENCE
+def _protocol(
+    source: Source, where: Layout, asked: Sequence[str], folds: int | None, options: Mapping[str, Any]
+) -> tuple[LeaveDomainsOut, str]:
+    """The protocol, with one seed and one trial, and a message on the learning rate."""
+    from shoal.algorithms import registry
+    from shoal.experiments.compare import BASELINE, PATIENCE, PRETRAINED, LeaveDomainsOut
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.search import with_rate
+    from shoal.experiments.search import weights_of, with_rate
 
     given = given_options(options, TrainingOptions)
     steps = given.get("steps") or int(where.defaults["steps"])
@@ -264,35 +279,31 @@ def _base(source: Source, where: Layout, options: Mapping[str, Any]) -> tuple[Ru
     fields |= {"data_options": source.options, "holdout": where.holdout}
     if given.get("select") != "last" and given.get("average") is None:
         fields["patience"] = PATIENCE
-    return with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields | given | model_fields(options)))
+    fields |= given | model_fields(options)
+    base, note = with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields))
+    pretrained = source.own and weights_of(base) != "random"
+    rows = list(asked or (PRETRAINED if pretrained else where.defaults["algorithms"]))
+    if "all" in rows:
+        rows = list(dict.fromkeys([*registry.names(), *(row for row in rows if row != "all")]))
+    return LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, tuple(given)), note
 
 
-def _rows(asked: Sequence[str], base: RunConfig, where: Layout, own: bool) -> list[str]:
-    """The algorithms to compare, with all of them in place of ``all``."""
-    from shoal.algorithms import registry
-    from shoal.experiments.compare import PRETRAINED
-    from shoal.experiments.search import weights_of
+def _make_folder(
+    source: Source, title: str, out: str | Path | None, named: bool, fit: str | Path | None
+) -> Path:
+    """Make the folder, which must not contain another experiment; that of a model may be new or its own.
 
-    pretrained = own and weights_of(base) != "random"
-    rows = asked or (PRETRAINED if pretrained else where.defaults["algorithms"])
-    every = registry.names() if "all" in rows else []
-    return list(dict.fromkeys([*every, *(row for row in rows if row != "all")]))
-
-
-def _folder(source: Source, named: bool) -> Path:
-    """A folder named after the data: of a table by its content, of other data of one's own by their place.
-
-    Data in memory are saved in it.
+    By default it is named after the data: of a table by its content, of other data of one's own by their
+    place. Data in memory are saved in it.
     """
-    if not named:
-        return Path(source.given).parent
-    identity = source.options.get("digest") or str(Path(source.given))
-    own = f"-{hashlib.sha256(identity.encode()).hexdigest()[:8]}" * source.own
-    return Path(HOME) / f"{Path(source.given).resolve().stem or 'data'}{own}"
-
-
-def _make_folder(folder: Path, source: Source, title: str, fit: str | Path | None) -> None:
-    """Make the folder, which must not contain another experiment; that of a model may be new or its own."""
+    if out is not None:
+        folder = Path(out)
+    elif named:
+        identity = source.options.get("digest") or str(Path(source.given))
+        own = f"-{hashlib.sha256(identity.encode()).hexdigest()[:8]}" * source.own
+        folder = Path(HOME) / f"{Path(source.given).resolve().stem or 'data'}{own}"
+    else:
+        folder = Path(source.given).parent
     if fit is not None and Path(fit).exists() and not (Path(fit) / "inputs.json").exists():
         raise InputError(f"{str(fit)!r} exists; choose a new folder.", "fit")
     make_folder(folder, source.given, kind="comparison")
@@ -301,12 +312,7 @@ def _make_folder(folder: Path, source: Source, title: str, fit: str | Path | Non
         other = before.get("title") if isinstance(before, dict) else "another file"
         if other != title and not str(other).startswith("data-"):
             raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
-
-
-def _leaks(columns: Mapping[str, Any]) -> list[str]:
-    """Columns of a table that may contain the label."""
-    every = [(column["column"], text) for column in columns["columns"] for text in column["warnings"]]
-    return [f"column {name!r}, {text}" for name, text in every if text.startswith("possible leakage")]
+    return folder
 
 
 def _plan(race: Race, times: Times | None, jobs: int, minutes: float | None) -> str:
@@ -334,7 +340,7 @@ def _described(stage: Stage) -> str:
     return f"{stage.name}: {', '.join(parts)}"
 
 
-def _raced(
+def _run(
     race: Race,
     folder: Path,
     options: Mapping[str, Any],
@@ -353,15 +359,16 @@ def _raced(
     how = {name: options[name] for name in ("engine", "device", "jobs")}
     how["options"] = {name: options[name] for name in ("workers", "compile", "deterministic")}
     result, failed = dict[str, Any](), dict[str, str]()
-    for number, stage in enumerate(stages):
-        began, done = time.monotonic(), f"after stage {number} of {len(stages)}"
-        if minutes is not None and number and began - start > 60 * minutes:
+    for number, stage in enumerate(stages, 1):
+        began, done = time.monotonic(), f"after stage {number - 1} of {len(stages)}"
+        if minutes is not None and number > 1 and began - start > 60 * minutes:
             result["race"]["ended"] = "budget"
             show(f"the budget of {minutes:g} minutes is used up {done}")
+            _save(folder, result)
             break
         configs = race.plan(stage)
         if new := bool(store.missing(configs)):
-            show(f"stage {number + 1} of {len(stages)}: {_described(stage)}")
+            show(f"stage {number} of {len(stages)}: {_described(stage)}")
         try:
             failed.update(execute(configs, store, progress=bool(options["progress"]), **how).failed)
         except Interrupted as stop:
@@ -372,47 +379,18 @@ def _raced(
             text = f"interrupted. The results {done} are in {folder}; the same command resumes."
             raise Interrupted(text, stop.signal) from stop
         result = race.close(stage, store.found, failed) | dict(about)
-        if number + 1 < len(stages):
-            _save(folder, result)
-        if new and number + 1 < len(stages):
-            took = f"after stage {number + 1} of {len(stages)} ({duration(time.monotonic() - began)})"
+        _save(folder, result)
+        if new and number < len(stages):
+            took = f"after stage {number} of {len(stages)} ({duration(time.monotonic() - began)})"
             show(": ".join([took, *view.recommended(result)[:1]]), f"{view.table(result, most=0).text()}\n")
-    text = f"{view.text(result)}\n\nSaved in {folder}: {', '.join(_save(folder, result))}."
-    return Comparison(result, store.found(race.configs), folder, text, options)
+    return Comparison(result, store.found(race.configs), folder, options)
 
 
-def _save(folder: Path, result: Mapping[str, Any]) -> list[str]:
-    """Write the result and its report; returns the names of the files."""
+def _save(folder: Path, result: Mapping[str, Any]) -> None:
+    """Write the result and its report."""
     from shoal.api.report import report
     from shoal.report import compare as view
 
-    contents = view.files(result)
-    for name, content in contents.items():
+    for name, content in view.files(result).items():
         write_atomically(folder / name, content)
-    return [*contents, report(folder).path.name]
-
-
-def _fitted(found: Comparison, folder: str | Path | None, show: Show) -> Comparison:
-    """The comparison, after the recommended algorithm was trained on all domains, or with how to do that."""
-    if folder is None:
-        about, text = found.recommendation, found.text
-        if about and about.row:
-            text += f"\nTo train {about.row} on all domains: the same command with --fit FOLDER."
-        return replace(found, text=text)
-    show("training the recommended algorithm on all domains")
-    try:
-        trained = found.refit(folder)
-    except InputError as error:
-        problem = f"Not fitted: {error}"
-        return replace(found, text=f"{found.text}\n{problem}", not_fitted=problem)
-    commands = ("predict {} NEW", "score {} LABELLED", "export {}")
-    lines = [f"  shoal {command.format(shlex.quote(str(folder)))}" for command in commands]
-    first = f"Trained on all domains: {folder}. To predict, score and export:"
-    text = "\n".join([found.text, first, *lines])
-    if trained.inputs.get("kind") == "table":
-        from shoal.report import model
-
-        found.importance()
-        about = read_json(found.folder / "importance.json")
-        text += f"\n\n{model.table(about).text()}\n\n{model.IMPORTANCE.format(**about)}"
-    return replace(found, text=text)
+    report(folder)

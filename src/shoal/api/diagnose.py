@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typing_extensions import Unpack
 
+from shoal.api.report import report
 from shoal.api.result import Result, messages, write_output
 from shoal.api.source import TABLE, Source, datasets_in, find_source, make_folder
 from shoal.errors import InputError
@@ -140,22 +141,21 @@ def diagnose(
 
     with Progress("diagnosis", lambda: state, progress):
         result = run(loaded, seed=seed, examples=max_examples, max_domains=max_domains, progress=on_progress)
-    more = {name: options[name] for name in ("data_dir",) if name in options}
-    suspect = to_drop(result)
-    fewer = replace(source, options={**source.options, "drop": [*source.options.get("drop", ()), *suspect]})
-    commands = [shlex.join(["shoal", "compare", *each.words, *as_flags(more)]) for each in (source, fewer)]
-    found = Diagnosis(result, Path(source.given).name, commands[0], commands[1] if suspect else "")
-    return found if out is None else _saved(found, source, Path(out))
-
-
-def _saved(found: Diagnosis, source: Source, folder: Path) -> Diagnosis:
-    """The diagnosis with its files."""
-    from shoal.api.report import report
-
-    write_output(file := folder / "diagnosis.json", dump_json(found.to_dict()))
-    if (columns := source.columns()) is not None:
-        write_output(folder / "columns.json", dump_json(columns))
-    return replace(found, files=(file, report(folder).path))
+    place = as_flags({"data_dir": options["data_dir"]} if "data_dir" in options else {})
+    fewer = {**source.options, "drop": [*source.options.get("drop", ()), *to_drop(result)]}
+    commands = [
+        shlex.join(["shoal", "compare", *each.words, *place])
+        for each in (source, replace(source, options=fewer))
+    ]
+    name, without = Path(source.given).name, commands[1] if to_drop(result) else ""
+    found = Diagnosis(result, name, commands[0], without)
+    if out is None:
+        return found
+    file = Path(out) / "diagnosis.json"
+    write_output(file, dump_json(found.to_dict()))
+    if columns := source.columns():
+        write_output(file.with_name("columns.json"), dump_json(columns))
+    return replace(found, files=(file, report(out).path))
 
 
 def _load(data: Any, options: DataOptions) -> tuple[Source, DomainData]:
@@ -169,7 +169,7 @@ def _load(data: Any, options: DataOptions) -> tuple[Source, DomainData]:
         source = find_source(data, folder=folder, **options)
         none: dict[str, Any] = {"held_out": []} if source.dataset == TABLE else {}
         loaded = sets.load(source.dataset, **none | source.options)
-    if isinstance(data, (str, Path)):
+    if isinstance(data, str | Path):
         return source, loaded
     given = {name: value for name, value in source.options.items() if name not in ("file", "digest")}
     return Source(TABLE, given, "DATA"), loaded

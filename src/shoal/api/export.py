@@ -80,7 +80,7 @@ def export(model: Any, out: str | Path | None = None, *, format: Format | None =
         format: onnx, torch-export or safetensors (default: by the extension of out, otherwise onnx).
     """
     from shoal.data.inputs import TOKENIZER
-    from shoal.models.baseline import Baseline
+    from shoal.models.baseline import BoostedBaseline
     from shoal.trained import as_trained
 
     trained = as_trained(model, "cpu")
@@ -92,7 +92,7 @@ def export(model: Any, out: str | Path | None = None, *, format: Format | None =
     chosen = format or by_name or "onnx"
     if by_name not in (None, chosen):
         raise InputError(f"{chosen} contradicts the extension of {path.name!r}; specify only one.", "format")
-    if isinstance(trained.model, Baseline) and chosen != "onnx":
+    if isinstance(trained.model, BoostedBaseline) and chosen != "onnx":
         raise InputError(f"a {trained.about.model['name']} model can only be exported as onnx.", "format")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / path.name
@@ -142,11 +142,11 @@ def _write(trained: Trained, path: Path, format: Format) -> tuple[float, list[di
     import torch
 
     from shoal.api import onnx
-    from shoal.models.baseline import Baseline
+    from shoal.models.baseline import BoostedBaseline
     from shoal.models.lora import merged
 
     model, columns = trained.model, list[dict[str, Any]]()
-    network = onnx.OfBaseline(model) if isinstance(model, Baseline) else merged(model)
+    network = onnx.Trees(model) if isinstance(model, BoostedBaseline) else merged(model)
     if format == "onnx" and onnx.takes_columns(trained):
         columns = onnx.write_table(trained, network, path)
         pairs = [onnx.raw_outputs(trained, columns, path, rows) for rows in SIZES]
@@ -155,7 +155,9 @@ def _write(trained: Trained, path: Path, format: Format) -> tuple[float, list[di
         run = onnx.write(network, x, path) if format == "onnx" else _write_torch(network, x, path, format)
         with torch.no_grad():
             pairs = [(trained(each).numpy(), run(each)) for each in others]
-    if isinstance(model, Baseline) and model.classes:  # logits are logarithms, which may be of almost nothing
+    if (
+        isinstance(model, BoostedBaseline) and model.classes
+    ):  # logits are logarithms, which may be of almost nothing
         pairs = [(np.exp(wanted), np.exp(found)) for wanted, found in pairs]
     return max(float(np.abs(found - wanted).max()) for wanted, found in pairs), columns
 

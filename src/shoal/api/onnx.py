@@ -21,7 +21,7 @@ from shoal.data.tables import Encoder, as_table
 from shoal.data.tables.cells import MISSING
 from shoal.data.tables.encode import CLIP
 from shoal.errors import InputError
-from shoal.models.baseline import LEAST, Baseline, BoostedBaseline
+from shoal.models.baseline import LEAST, BoostedBaseline
 from shoal.trained import Trained
 
 Array = NDArray[Any]
@@ -84,54 +84,37 @@ def _exported(network: nn.Module, x: Any, inputs: Sequence[str], outputs: Sequen
     return program.model_proto
 
 
-# Baselines
+# Gradient boosting
 
 
-class OfBaseline(nn.Module):
-    """A baseline, which is computed outside of torch, as a module that can be traced.
+class Trees(nn.Module):
+    """Gradient boosting, which is computed outside of torch, as a module that can be traced.
 
-    It gives log-probabilities of all classes, of which the baseline knows some, or numbers. The trees of
+    It gives log-probabilities of all classes, of which the model knows some, or numbers. The trees of
     LightGBM are one node of the graph, as onnxmltools makes it.
     """
 
     known: Tensor
-    """A row of the identity matrix for each class that it knows."""
-    weight: Tensor
-    bias: Tensor
+    """A row of the identity matrix for each class that the model knows."""
 
-    def __init__(self, baseline: Baseline) -> None:
+    def __init__(self, model: BoostedBaseline) -> None:
         super().__init__()
-        self.regression, self.trees = baseline.classes is None, dict[str, Any]()
-        self.register_buffer("known", torch.eye(baseline.classes or 1)[baseline.known])
-        if isinstance(baseline, BoostedBaseline):
-            self.trees = _trees(baseline)
-        else:
-            self.register_buffer("weight", torch.tensor(np.atleast_2d(baseline.model.coef_)))
-            self.register_buffer("bias", torch.tensor(np.atleast_1d(baseline.model.intercept_)))
+        self.regression, self.node = model.classes is None, _node(model)
+        self.register_buffer("known", torch.eye(model.classes or 1)[model.known])
 
     def forward(self, x: Tensor) -> Tensor:
-        values = self.of_trees(x) if self.trees else self.linear(x)
-        return values.squeeze(1) if self.regression else (values @ self.known).clamp_min(LEAST).log()
-
-    def linear(self, x: Tensor) -> Tensor:
-        output = x.double() @ self.weight.T + self.bias
-        if self.regression:
-            return output.float()
-        if len(self.known) == 2:  # there is one row of coefficients
-            output = torch.cat([torch.zeros_like(output), output], 1)
-        return output.softmax(1).float()
-
-    def of_trees(self, x: Tensor) -> Tensor:
         ops, rows, name = torch.onnx.ops, x.shape[0], "ai.onnx.ml::TreeEnsemble"
         if self.regression:
             how: dict[str, Any] = {"dtype": torch.float32, "shape": [rows, 1], "version": 2}
-            return ops.symbolic(f"{name}Regressor", [x], self.trees, **how)
+            numbers: Tensor = ops.symbolic(f"{name}Regressor", [x], self.node, **how)
+            return numbers.squeeze(1)
         shapes, types = [[rows], [rows, len(self.known)]], [torch.int64, torch.float32]
         how = {"dtypes": types, "shapes": shapes, "version": 2}
-        return ops.symbolic_multi_out(f"{name}Classifier", [x], self.trees, **how)[1]
+        values = ops.symbolic_multi_out(f"{name}Classifier", [x], self.node, **how)[1]
+        return (values @ self.known).clamp_min(LEAST).log()
 
 
-def _trees(baseline: BoostedBaseline) -> dict[str, Any]:
+def _node(model: BoostedBaseline) -> dict[str, Any]:
     """The attributes of the node that has all trees of LightGBM."""
     _need("onnx", "onnxmltools")
     from onnx import helper
@@ -140,8 +123,8 @@ def _trees(baseline: BoostedBaseline) -> dict[str, Any]:
 
     if not hasattr(torch.onnx, "ops"):
         raise InputError("exporting gradient boosting requires torch 2.8 or later.")
-    inputs = [("x", FloatTensorType([None, baseline.width]))]
-    graph = convert_lightgbm(baseline.model, initial_types=inputs, zipmap=False).graph
+    inputs = [("x", FloatTensorType([None, model.width]))]
+    graph = convert_lightgbm(model.model, initial_types=inputs, zipmap=False).graph
     (node,) = (node for node in graph.node if node.domain == "ai.onnx.ml")
     found = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     modes = [mode.decode() for mode in found["nodes_modes"]]

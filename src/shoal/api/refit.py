@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal import datasets as sets
+from shoal.api.report import report
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.tables import Encoder
@@ -44,7 +46,7 @@ NOT_RECOMMENDED = {
 }
 
 
-def refit(found: Comparison, out: str | Path | None = None, row: str | None = None) -> Trained:
+def refit(found: Comparison, out: str | Path | None, row: str | None) -> Trained:
     """Train a row of a comparison on all domains; see ``Comparison.refit``."""
     config = _selected(found, row)
     whole = _on_all_domains(config)
@@ -63,10 +65,11 @@ def refit(found: Comparison, out: str | Path | None = None, row: str | None = No
         fitted = Calibration.model_validate(calibration(logits, labels, "held-out domains"))
         model.about = model.about.model_copy(update={"calibration": fitted})
         write_atomically(found.folder / "calibration.json", dump_json(fitted.model_dump()))
+        report(found.folder)
     return model if folder is None else load(model.save(folder))
 
 
-def importance(found: Comparison, row: str | None = None) -> pandas.DataFrame:
+def importance(found: Comparison, row: str | None) -> pandas.DataFrame:
     """The importance of every column to a row of a comparison; see ``Comparison.importance``."""
     config, metric = _selected(found, row), find_metric(str(found.result["metric"]))
     values, folds = dict[str, dict[str, Estimate]](), list[str]()
@@ -79,11 +82,10 @@ def importance(found: Comparison, row: str | None = None) -> pandas.DataFrame:
                 values.setdefault(column, {})[domain] = worse
     rows = [{"column": column, **_summary(own, folds)} for column, own in values.items()]
     frame = pandas.DataFrame(rows).set_index("column").sort_values("mean", ascending=False)
-    frame.attrs |= {
-        "algorithm": config.name,
-        "metric": metric.name,
-        "domains": list(next(iter(values.values()))),
-    }
+    content = {"algorithm": config.name, "metric": metric.name, "domains": list(next(iter(values.values())))}
+    content["columns"] = json.loads(frame.reset_index().to_json(orient="records"))
+    write_atomically(found.folder / "importance.json", dump_json(content))
+    report(found.folder)
     return frame
 
 
@@ -141,13 +143,10 @@ def _folds(found: Comparison, config: RunConfig) -> Iterator[_Fold]:
 def _outputs_of(fold: _Fold) -> tuple[Array, Array]:
     """The outputs of a model on the domains that it was not trained on, and their labels."""
     config, model, data = fold
-    rows, examples = data.splits["test"].examples(), cast(Any, data.examples)
-    if isinstance(examples, TensorData):
-        return _outputs(model, examples.x[rows]), examples.y[rows].numpy()
     if baselines.is_one(config):
-        x, y, _ = baselines.inputs_of(config, data)
-        features = torch.from_numpy(x[rows] if isinstance(x, np.ndarray) else x[rows].toarray())
-        return _outputs(model.model.head, features), y[rows]
+        inputs, rows = baselines.inputs_of(config, data), data.splits["test"].examples()
+        x = inputs.x[rows] if isinstance(inputs.x, np.ndarray) else inputs.x[rows].toarray()
+        return _outputs(getattr(model.model, "head", model.model), torch.from_numpy(x)), inputs.y[rows]
     setup = prepare(config, "cpu", resumed=True).setup
     setup.model.load_state_dict(model.model.state_dict())
     evaluator = setup.evaluator_of(["test"], {"test": EXAMPLES})

@@ -66,8 +66,6 @@ def report(folder: str | Path, out: str | Path | None = None) -> Report:
     folder = Path(folder)
     files = _find(folder)
     path = output_file(folder / "report.html" if out is None else out, files)
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {str(path.parent)!r}.", "out")
     notes: list[str] = []
     try:
         count, html = _page(folder, files, notes)
@@ -104,37 +102,34 @@ def _page(folder: Path, files: list[Path], notes: list[str]) -> tuple[int, str]:
     """The number of runs of a result, and its page; whatever its files lack raises an error."""
     from shoal.report import page
 
-    def content(path: Path) -> Mapping[str, Any]:
+    def content(name: str) -> Mapping[str, Any]:
         """An object in a file that there may be."""
         try:
-            found = read_json(path) if path.exists() else {}
+            found = read_json(path) if (path := files[0].with_name(name)).exists() else {}
         except (OSError, ValueError) as error:
             notes.append(f"Not shown: {path} cannot be read ({error}).")
             return {}
         return found if isinstance(found, Mapping) else {}
 
-    kind = files[0].name
+    kind, runs = files[0].name, folder / "runs"
     if kind == "record.json":
-        records, about = _records(files, notes), content(files[0].with_name("inputs.json"))
+        records, about = _records(files, notes), content("inputs.json")
         if not records:
             raise InputError(notes[0])
-        report = about.get("inputs", {}).get("columns_report")
-        of_table = {"columns": report} if report else None
+        columns = about.get("inputs", {}).get("columns_report")
+        of_table = {"columns": columns} if columns else None
         return len(records), page.runs_page(records, of_table, notes, about.get("calibration"))
-    result = read_json(files[0])
-    if not isinstance(result, Mapping):
-        raise TypeError("it must be an object")
-    columns = content(folder / "columns.json") or None
+    result, columns = read_json(files[0]), content("columns.json") or None
     if kind == "diagnosis.json":
         return 0, page.diagnosis_page(result, columns, notes)
     if kind == "sweep.json":
         if not all(isinstance(found, list) and found for found in result.values()):
             raise TypeError("it must have lists of results")
-        records = _records(sorted((folder / "runs").glob("*.json")), notes)
+        records = _records(sorted(runs.glob("*.json")), notes)
         return len(records), page.sweep_page(result, records, notes)
-    paths = [folder / "runs" / f"{identity}.json" for identity in list(result["identities"])]
+    paths = [runs / f"{identity}.json" for identity in list(result["identities"])]
     records = _records([path for path in paths if path.exists()], notes)
-    more = [content(folder / f"{name}.json") for name in ("importance", "calibration")]
+    more = [content(f"{name}.json") for name in ("importance", "calibration")]
     return len(records), page.comparison_page(result, records, columns, notes, *more)
 
 
@@ -147,8 +142,8 @@ def _records(files: Iterable[Path], notes: list[str]) -> list[RunRecord]:
             records.append(record := read_record(path))
         except InputError as error:
             notes.append(f"Not shown: {error}")
-            continue
-        if record.status == "failed":
-            config = record.config
-            notes.append(f"Failed: {config.name} on {config.dataset}, {config.identity}: {record.error}")
+        else:
+            if record.status == "failed":
+                about = f"{record.config.name} on {record.config.dataset}, {record.config.identity}"
+                notes.append(f"Failed: {about}: {record.error}")
     return records

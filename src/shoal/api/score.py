@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, overload
 from shoal.api.result import Result, output_file, write_output
 from shoal.errors import InputError
 from shoal.files import dump_json
-from shoal.report.tables import Table
+from shoal.report.tables import Table, number
 from shoal.settings import Count, Range, checked
 from shoal.terminal import clean
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Domains and columns in the text; :meth:`Score.to_dict` has all of them."""
-TRAINING = "training"
-"""What a domain was for."""
 BY_DOMAIN = {"classification": ("accuracy", "AUC", "average precision"), "regression": ("MAE", "RMSE", "R²")}
 
 
@@ -86,7 +84,7 @@ class Score(Result):
     class_names: tuple[str, ...]
     unlabelled: int
     unusable: Mapping[str, int]
-    calibration: Mapping[str, Any] | None
+    calibration: Mapping[str, Any] | None = None
     uncalibrated: Mapping[str, Any] | None = None
     drift: tuple[ColumnDrift, ...] | None = None
     notes: tuple[str, ...] = ()
@@ -116,30 +114,26 @@ class Score(Result):
         return pandas.DataFrame(rows)
 
     def __str__(self) -> str:
-        notes = [*self.notes, *([f"Saved in {self.out}."] if self.out else [])]
         metrics = Table(["all rows", "value (95 %)"])
         for name, estimate in self.overall.metrics.items():
             metrics.add(name, _cell(estimate))
-        parts = [self.excluded(), metrics.text(), *self._domains(), *self._calibration(), *self._drift()]
-        return "\n\n".join([*parts, *map(_filled, notes)])
+        saved = [f"Saved in {self.out}."] if self.out else []
+        parts = [self._rows(), metrics.text(), *self._domains(), *self._calibration(), *self._drift()]
+        return "\n\n".join([*parts, *map(_filled, (*self.notes, *saved))])
 
-    def excluded(self) -> str:
-        """Return how many rows are scored, and which are not, in sentences."""
-        scored, excluded = self.overall.rows, sum(self.unusable.values())
+    def _rows(self) -> str:
+        """How many rows are scored, and which are not."""
         positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
-        lines = [f"{scored:,} of {self.rows:,} rows of {self.data} (label {self.label!r}{positive})"]
+        scored = f"{self.overall.rows:,} of {self.rows:,} rows of {self.data}"
+        lines = [f"{scored} (label {self.label!r}{positive})"]
         if self.group:
             lines.append(f"Intervals are those of {self.overall.entities:,} entities ({self.group!r}).")
         if self.unlabelled:
             lines.append(f"Excluded: {self.unlabelled:,} without a label.")
-        if excluded:
+        if self.unusable:
             some = ", ".join(f"{name!r} ({count:,})" for name, count in list(self.unusable.items())[:3])
-            what = "with a label that is no number"
-            if self.task == "classification":
-                what = "of unknown classes"
-                right = (self.overall.metrics["accuracy"].value or 0.0) * scored
-                some += f". Counted as errors, the accuracy would be {right / (scored + excluded):.3f}"
-            lines.append(f"Excluded: {excluded:,} {what}: {some}.")
+            what = "of unknown classes" if self.task == "classification" else "with a label that is no number"
+            lines.append(f"Excluded: {sum(self.unusable.values()):,} {what}: {some}.")
         return "\n".join(map(_filled, lines))
 
     def _domains(self) -> Iterator[str]:
@@ -148,12 +142,12 @@ class Score(Result):
         names, worst = BY_DOMAIN[self.task], self.worst if len(self.domains) > 1 else None
         table = Table(["domain", "rows", "entities", "in training", *(f"{name} (95 %)" for name in names)])
         for group in self.domains[:SHOWN]:
-            seen = "yes" if group.seen == TRAINING else group.seen
+            seen = "yes" if group.seen == "training" else group.seen
             metrics = (_cell(group.metrics[name]) for name in names)
             table.add(group.name, f"{group.rows:,}", f"{group.entities:,}", seen, *metrics)
         more = f", {SHOWN} of {len(self.domains):,}" if len(self.domains) > SHOWN else ""
-        title = _filled(f"By domain ({self.domain}{more}){f'; worst: {worst.name}' if worst else ''}")
-        yield f"{title}\n\n{table.text()}"
+        yield _filled(f"By domain ({self.domain}{more}){f'; worst: {worst.name}' if worst else ''}")
+        yield table.text()
 
     def _calibration(self) -> Iterator[str]:
         if self.calibration is None:
@@ -176,8 +170,8 @@ class Score(Result):
         yield f"Drift: {count} from training by more than sampling explains."
         table = Table(["column", "kind", "PSI", "p", "difference"])
         for one in [one for one in self.drift if one.words()][:SHOWN]:
-            p = "–" if one.p is None else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
-            table.add(one.column, one.kind, _number(one.psi), p, one.words())
+            psi, p = ("–" if value is None else f"{value:.3f}" for value in (one.psi, one.p))
+            table.add(one.column, one.kind, psi, p, one.words())
         if table.rows:
             yield table.text()
 
@@ -210,16 +204,16 @@ class PairedScores(Result):
         table = Table(["all rows (95 %)", *(one.model for one in self.scores)])
         for metric in first.overall.metrics:
             table.add(metric, *(_cell(one.overall.metrics[metric]) for one in self.scores))
-        parts = [first.excluded(), table.text()]
+        parts = [first._rows(), table.text()]
         for name, groups in self.differences.items():
             parts.append(_filled(f"Difference {name} − {first.model}, on the same rows (95 %):"))
-            table = Table(["", *next(iter(groups.values()))])
+            table = Table(["", *groups["all rows"]])
             for group, metrics in list(groups.items())[: SHOWN + 2]:
                 table.add(group, *(_cell(estimate, "+") for estimate in metrics.values()))
             parts.append(table.text())
         for domain in first.domains:
             pairs = ((one.model, d.seen) for one in self.scores for d in one.domains if d.name == domain.name)
-            trained = [model for model, seen in pairs if seen == TRAINING]
+            trained = [model for model, seen in pairs if seen == "training"]
             if 0 < len(trained) < len(self.scores):
                 which = f"{domain.name} is a training domain of {', '.join(trained)} only"
                 parts.append(_filled(f"{which}: no fair comparison."))
@@ -230,21 +224,13 @@ def _filled(line: str) -> str:
     return textwrap.fill(clean(line), 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _number(value: float | None, sign: str = "") -> str:
-    if value is None:
-        return "–"
-    if abs(value) < 1e6:
-        return f"{value:{sign}.3f}" if abs(value) < 10 else f"{value:{sign},.1f}"
-    return f"{value:{sign}.4g}"
-
-
 def _cell(estimate: Estimate, sign: str = "") -> str:
-    if estimate.undefined:
-        return f"undefined: {estimate.undefined}"
-    ends = ""
-    if estimate.low is not None:
-        ends = f" ({_number(estimate.low, sign)} to {_number(estimate.high, sign)})"
-    return f"{_number(estimate.value, sign)}{ends}"
+    if estimate.value is None:
+        return f"undefined: {estimate.undefined}" if estimate.undefined else "–"
+    value, *ends = (
+        None if v is None else number(v, None, sign) for v in (estimate.value, estimate.low, estimate.high)
+    )
+    return str(value) if None in ends else f"{value} ({ends[0]} to {ends[1]})"
 
 
 @overload

@@ -33,13 +33,19 @@ Array = NDArray[Any]
 WITHOUT = {"domain": "all rows are one group", "group": "rows count as independent"}
 
 
-class Labels(NamedTuple):
-    """The label, domain and entity of every row, and the columns that they are in.
+class Rows(NamedTuple):
+    """What is known of every row of labelled data.
 
-    ``values`` are numbers of classes, or numbers; NaN where the label is missing or cannot be used.
+    Attributes:
+        labels: numbers of classes, or numbers; NaN where the label is missing or cannot be used.
+        unusable: labels that cannot be used, with their counts.
+        domains: name of the domain, or ``None``.
+        entities: number of the entity.
+        columns: columns that they are in.
+        notes: remarks.
     """
 
-    values: Array
+    labels: Array
     unusable: Mapping[str, int]
     domains: Array
     entities: Array
@@ -52,50 +58,48 @@ class Labels(NamedTuple):
         return {str(name): rows[name] for name in sorted(rows)}
 
 
-def labels_of_table(trained: Trained, table: Table, roles: Mapping[str, str | None]) -> Labels:
+def rows_of_table(trained: Trained, table: Table, roles: Mapping[str, str | None]) -> Rows:
     """The columns that are given, or those of the training."""
     with input_errors("the description of the label in inputs.json is damaged"):
         about = dict(trained.inputs.get("label") or {})
         format = Format(**(about.get("how") or {}))
-        names = {"label": about.get("name"), "domain": about.get("domain"), "group": about.get("group")}
-    notes = list[str]()
+    columns, notes = dict[str, str | None](), list[str]()
     for role, given in roles.items():
-        if given is None and role in WITHOUT and names[role] not in (None, *table):
-            notes.append(f"There is no {role} column {names[role]!r}, so {WITHOUT[role]}.")
-            names[role] = None
-        elif (name := given or names[role]) is not None:
-            names[role] = need_column(str(name), table, role)
-    if names["label"] is None:
+        name = given or about.get("name" if role == "label" else role)
+        if given is None and role in WITHOUT and name not in (None, *table):
+            notes.append(f"There is no {role} column {name!r}, so {WITHOUT[role]}.")
+            name = None
+        columns[role] = None if name is None else need_column(str(name), table, role)
+    if columns["label"] is None:
         raise InputError("is missing, and the model does not name its label column.", "label")
-    column = table[names["label"]]
+    column = table[columns["label"]]
     if trained.about.classes is None:
-        values, unusable = column.values("numeric", format)
+        labels, unusable = column.values("numeric", format)
     else:
         texts, codes = column.categories("-" in trained.classes)
-        values, unusable = _numbered((texts[c] if c >= 0 else None for c in codes), trained.classes)
-    domains = np.full(len(values), None, object)
-    if names["domain"] is not None:
-        domains = np.array([text or None for text in table[names["domain"]].texts()], object)
+        labels, unusable = _numbered((texts[c] if c >= 0 else None for c in codes), trained.classes)
+    domains, entities = np.full(len(labels), None, object), np.arange(len(labels))
+    if columns["domain"] is not None:
+        domains = np.array([text or None for text in table[columns["domain"]].texts()], object)
         if lacking := list(domains).count(None):
             notes.append(f"{lacking:,} rows without a domain are included in the overall scores only.")
-    entities = np.arange(len(values))
-    if names["group"] is not None:
-        codes = table[names["group"]].categories()[1]
+    if columns["group"] is not None:
+        codes = table[columns["group"]].categories()[1]
         entities = np.where(codes < 0, codes.max() + 1 + entities, codes)  # a row without one is its own
-    return Labels(values, unusable, domains, entities, names, notes)
+    return Rows(labels, unusable, domains, entities, columns, notes)
 
 
-def labels_of_paths(trained: Trained, paths: Sequence[str]) -> Labels:
+def rows_of_images(trained: Trained, paths: Sequence[str]) -> Rows:
     """Of images in folders ``domain/class`` or ``class``."""
     parts = [Path(path).parts for path in paths]
-    depth = min(map(len, parts))
-    if depth < 2 or (depth == 2 and max(map(len, parts)) > 2):
+    depths = {min(len(part), 3) for part in parts}
+    if len(depths) > 1 or min(depths) < 2:
         raise InputError("images must be arranged as domain/class/image, or all as class/image.", "data")
-    nested = depth > 2
-    values, unknown = _numbered([part[nested] for part in parts], trained.classes)
+    nested = depths == {3}
+    labels, unknown = _numbered((part[nested] for part in parts), trained.classes)
     domains = np.array([part[0] if nested else None for part in parts], object)
     columns = {"label": "folder of the class", "domain": "folder" if nested else None, "group": None}
-    return Labels(values, unknown, domains, np.arange(len(values)), columns)
+    return Rows(labels, unknown, domains, np.arange(len(labels)), columns)
 
 
 def _numbered(labels: Iterable[Any], classes: Sequence[str]) -> tuple[Array, dict[str, int]]:
@@ -106,13 +110,14 @@ def _numbered(labels: Iterable[Any], classes: Sequence[str]) -> tuple[Array, dic
 
 
 class Scored(NamedTuple):
-    """A score, and what it is made of: predictions and labels by row, and which rows are used."""
+    """A score, and what it is made of: predictions, labels (0 where a row is not used), and rows."""
 
     score: Score
     predicted: Array
     """Probabilities (n, classes), or numbers (n,)."""
-    labels: Labels
+    y: Array
     used: Array
+    rows: Rows
 
 
 def scored(
@@ -124,7 +129,7 @@ def scored(
     workers: int,
 ) -> Scored:
     """Read labelled data, and score a model on them; ``roles`` has the label, domain and group columns."""
-    kind, task = trained.inputs.get("kind", "array"), trained.about.task
+    kind, task, numeric = trained.inputs.get("kind", "array"), trained.about.task, not trained.about.classes
     if kind == "array" or task == "multilabel":
         raise InputError(
             f"this is a model for {task} with {kind} input; score supports classification and regression of "
@@ -135,76 +140,70 @@ def scored(
     if kind != "image" and not is_table(data):
         raise InputError(f"this model takes a table (.csv, .parquet …), not {shown(data)}.", "data")
     table = None if kind == "image" else as_table(data)
-    labels = None if table is None else labels_of_table(trained, table, roles)
+    rows = None if table is None else rows_of_table(trained, table, roles)  # before the model is run
     names, outputs, reader = trained.run(data, batch_size, workers, column)
-    labels = labels or labels_of_paths(trained, names)
-    numeric, used = trained.about.classes is None, ~np.isnan(labels.values)
+    rows = rows or rows_of_images(trained, names)
+    used = ~np.isnan(rows.labels)
     if not used.any():
         known = ", ".join(map(repr, trained.classes[:10])) or "numbers"
-        found = f"holds {quoted(labels.unusable)}" if labels.unusable else "is missing in every row"
-        raise InputError(f"{labels.columns['label']!r} {found}; the model predicts {known}.", "label")
+        found = f"holds {quoted(rows.unusable)}" if rows.unusable else "is missing in every row"
+        raise InputError(f"{rows.columns['label']!r} {found}; the model predicts {known}.", "label")
     if numeric and outputs.size != len(outputs):
         raise InputError(f"the model has {outputs[0].size} outputs per row; score supports one.")
     predicted = outputs.reshape(-1) if numeric else trained.probabilities(outputs)
     if not np.isfinite(predicted[used]).all():
         raise InputError("the model's outputs are not all finite; there is nothing to score.")
-    y = np.where(used, labels.values, 0).astype(float if numeric else int)
+    y = np.where(used, rows.labels, 0).astype(float if numeric else int)
     metrics_of: Any = regression if numeric else classification
 
-    def group(name: str, rows: Array, seen: str = "") -> Group:
-        own = rows[used[rows]]
+    def group(name: str, of: Array, seen: str = "") -> Group:
+        own = of[used[of]]
         if not len(own):
             return Group(name, 0, 0, dict.fromkeys(overall.metrics, Estimate(None)), seen)
-        entities = labels.entities[own]
-        metrics = metrics_of(predicted[own], y[own], entities)
-        return Group(name, len(own), len(np.unique(entities)), metrics, seen)
+        metrics = metrics_of(predicted[own], y[own], rows.entities[own])
+        return Group(name, len(own), len(np.unique(rows.entities[own])), metrics, seen)
+
+    def reliability(probabilities: Array) -> dict[str, Any]:
+        return calibration(probabilities[used], y[used], rows.entities[used])
 
     overall, seen = group("all rows", np.arange(len(used))), _seen(trained.record)
-    reliability = uncalibrated = None
-    if not numeric:
-        reliability = calibration(predicted[used], y[used], labels.entities[used])
-        if trained.temperature != 1:
-            raw = trained.probabilities(outputs, calibrated=False)
-            uncalibrated = calibration(raw[used], y[used], labels.entities[used])
-    notes, drift = [*labels.notes, *reader.warnings], None
+    raw = None if numeric or trained.temperature == 1 else trained.probabilities(outputs, calibrated=False)
+    notes, drift = [*rows.notes, *reader.warnings], None
     if kind == "table" and table is not None:
-        drift = drift_of(trained, table, labels.entities)
+        drift = drift_of(trained, table, len(np.unique(rows.entities)))
         if drift is None:
             notes.append("The model has no summary of its training columns, so drift cannot be measured.")
     score = Score(
         model=str(trained.folder or trained),
         data=repr(str(data)) if isinstance(data, str | Path) else "the table",
         task="regression" if numeric else "classification",
-        label=str(labels.columns["label"]),
-        domain=labels.columns["domain"],
-        group=labels.columns["group"],
+        label=str(rows.columns["label"]),
+        domain=rows.columns["domain"],
+        group=rows.columns["group"],
         rows=len(used),
         overall=overall,
-        domains=tuple(
-            group(n, rows, seen.get(n, "new") if seen else "") for n, rows in labels.by_domain().items()
-        ),
+        domains=tuple(group(n, of, seen.get(n, "new" if seen else "")) for n, of in rows.by_domain().items()),
         class_names=trained.classes,
-        unlabelled=int((~used).sum()) - sum(labels.unusable.values()),
-        unusable=labels.unusable,
-        calibration=reliability,
-        uncalibrated=uncalibrated,
+        unlabelled=int((~used).sum()) - sum(rows.unusable.values()),
+        unusable=rows.unusable,
+        calibration=None if numeric else reliability(predicted),
+        uncalibrated=None if raw is None else reliability(raw),
         drift=drift,
         notes=tuple(notes),
     )
-    return Scored(score, predicted, labels._replace(values=y), used)
+    return Scored(score, predicted, y, used, rows)
 
 
-def drift_of(trained: Trained, table: Table, entities: Array) -> tuple[ColumnDrift, ...] | None:
+def drift_of(trained: Trained, table: Table, entities: int) -> tuple[ColumnDrift, ...] | None:
     """How the columns of the table differ from those of the training; ``None`` if these are not known."""
     training = trained.inputs.get("training")
     if not training:
         return None
     with input_errors("the summary of the training columns in inputs.json is damaged"):
-        encoder, rows = Encoder.from_dict(trained.inputs), np.arange(table.rows)
-        unknown = encoder.unknown(table)
-        steps = encoder.written_as(table).steps
-        now = {step.name: step.summary(table[step.name], rows) for step in steps}
-        return tuple(column_drift(training, now, unknown.new, unknown.unread, len(np.unique(entities))))
+        encoder = Encoder.from_dict(trained.inputs)
+        unknown, steps = encoder.unknown(table), encoder.written_as(table).steps
+        now = {step.name: step.summary(table[step.name], np.arange(table.rows)) for step in steps}
+        return tuple(column_drift(training, now, unknown.new, unknown.unread, entities))
 
 
 def _seen(record: Mapping[str, Any]) -> dict[str, str]:
@@ -222,17 +221,19 @@ def differences(models: Sequence[Scored]) -> dict[str, dict[str, dict[str, Estim
     for number, other in enumerate(models[1:], 2):
         for what in ("task", "label", "class_names"):
             one, two = (getattr(scored.score, what) for scored in (first, other))
-            if sorted(one) != sorted(two):
-                text = f"the {what.replace('_', ' ')} of {first.score.model} is {shown(one)}, and that of"
-                text = f"cannot be scored together: {text} {other.score.model} {shown(two)}."
-                raise InputError(text, "model")
+            if one != two:
+                raise InputError(
+                    f"cannot be scored together: the {what.replace('_', ' ')} of {first.score.model} is "
+                    f"{shown(one)}, and that of {other.score.model} {shown(two)}.",
+                    "model",
+                )
         every = first.used & other.used
-        domains = {n: rows[every[rows]] for n, rows in first.labels.by_domain().items()}
+        domains = {n: rows[every[rows]] for n, rows in first.rows.by_domain().items()}
         each = {n: _paired(first, other, rows) for n, rows in domains.items() if len(rows)}
         groups = {"all rows": _paired(first, other, np.flatnonzero(every))}
         if len(domains) > 2:
-            metrics = groups["all rows"]
-            groups["mean over domains"] = {name: _mean([m[name] for m in each.values()]) for name in metrics}
+            names = BY_DOMAIN[first.score.task]
+            groups["mean over domains"] = {n: _mean([m[n].value for m in each.values()]) for n in names}
         name = other.score.model
         found[name if name not in found else f"{name} ({number})"] = groups | (each if len(each) > 1 else {})
     return found
@@ -240,8 +241,8 @@ def differences(models: Sequence[Scored]) -> dict[str, dict[str, dict[str, Estim
 
 def _paired(first: Scored, other: Scored, rows: Array) -> dict[str, Estimate]:
     """The difference of each metric on some rows; they are those of both models."""
-    codes = codes_of(first.labels.entities[rows], len(rows))
-    one, two = (metric_functions(m.predicted[rows], m.labels.values[rows]) for m in (first, other))
+    codes = codes_of(first.rows.entities[rows], len(rows))
+    one, two = (metric_functions(m.predicted[rows], m.y[rows]) for m in (first, other))
 
     def difference(metric: str, some: Array) -> float:
         return two[metric](some) - one[metric](some)
@@ -250,9 +251,9 @@ def _paired(first: Scored, other: Scored, rows: Array) -> dict[str, Estimate]:
     return {name: estimate(partial(difference, name), codes, "number") for name in names}
 
 
-def _mean(values: Sequence[Estimate]) -> Estimate:
+def _mean(values: Sequence[float | None]) -> Estimate:
     """The mean over domains, which are independent; domains without a value are left out."""
-    known = [each.value for each in values if each.value is not None]
+    known = [value for value in values if value is not None]
     if len(known) < 3:
         return Estimate(None, undefined="fewer than three domains")
     mean = mean_interval(known)

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +41,7 @@ from shoal.trained import (
     load,
     write_model,
 )
-from shoal.training.averaging import average_weights, batchnorm_in_training
+from shoal.training.averaging import average_weights
 from shoal.training.calibration import calibrated
 from shoal.training.card import card
 from shoal.training.checkpoint import load_weights
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     import pandas
 
 UNIFORM, GREEDY = "uniform soup", "greedy soup"
-Evaluate = Callable[[Sequence[Path]], dict[str, Scores]]
-"""The scores of the mean of some runs, by split."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,17 +140,17 @@ def soup(
         progress: show progress on stderr.
     """
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
-    found = _read_runs([Path(path).expanduser() for path in paths])
-    first, config = next(iter(found)), next(iter(found.values())).config
-    name = f"soup-{config.dataset}-{_digest(found.values())[:8]}" + "-greedy" * greedy
+    records = _read_runs([Path(path).expanduser() for path in paths])
+    folders, config = list(records), next(iter(records.values())).config
+    name = f"soup-{config.dataset}-{_digest(records.values())[:8]}" + "-greedy" * greedy
     folder = Path(out).expanduser() if out is not None else Path("runs") / name
     if os.path.lexists(folder):
         raise InputError(f"{str(folder)!r} exists; choose another folder.", "out")
     make_folder(folder.parent, str(config.data_options.get("folder", "")), run=True)
     where = pick_device(device)
-    model = load(first, device=where)
+    model = load(folders[0], device=where)
     features = getattr(model.model, "features", None)
-    if isinstance(features, Backbone) and _pretrained(found):
+    if isinstance(features, Backbone) and _pretrained(records):
         features.has_weights()  # so that BatchNorm is frozen as it was in training
     names = ("batch_size", "seed", "eval_limit", "precision", "metric", "calibrate")
     same: Any = {name: getattr(config, name) for name in names}
@@ -160,22 +158,22 @@ def soup(
     with datasets_in(data_dir), isolated_rng(where):
         # The trainer evaluates and recomputes BatchNorm statistics; nothing is trained.
         trainer = Trainer(Setup("erm", model.model, data_of(config, where), options))
+        note = Progress("soup", len(folders), progress)
         with contextlib.closing(trainer.selection):
-            evaluate = _evaluation(trainer, config.eval_limit, Progress("soup", len(found), progress))
-            scores = {str(run): evaluate([run]) for run in found} | {UNIFORM: evaluate(list(found))}
-            used = list(found)
+            scores = {str(run): _evaluate(trainer, [run], note) for run in folders}
+            scores[UNIFORM], used = _evaluate(trainer, folders, note), folders
             if greedy:
-                used = _greedy({run: scores[str(run)] for run in found}, evaluate)
-                scores[GREEDY] = evaluate(used)
+                used = _greedy(trainer, {run: scores[str(run)] for run in folders}, note)
+                scores[GREEDY] = _evaluate(trainer, used, note)
             fitted = calibrated(trainer.setup)
-    record = _record(found, used, scores)
+    record = _record(records, used, scores)
     calibration = Calibration.model_validate(fitted) if fitted else None
     model.about = model.about.model_copy(update={"calibration": calibration})
     sizes = {s: dict(zip(v["domains"], v["sizes"], strict=True)) for s, v in record.scores.items()}
-    written = {"run": record.config.to_dict()}
-    text = card(record.to_dict(), model.about.model_dump(mode="json"), written, {"train": {}, **sizes})
-    write_model(folder, {**model.files(), CARD: text.encode("utf-8", "backslashreplace")}, record.to_dict())
-    return Soup(folder, read_record(folder / RECORD), tuple(found), tuple(used), scores)
+    content, about = record.to_dict(), model.about.model_dump(mode="json")
+    text = card(content, about, {"run": record.config.to_dict()}, {"train": {}, **sizes})
+    write_model(folder, {**model.files(), CARD: text.encode("utf-8", "backslashreplace")}, content)
+    return Soup(folder, read_record(folder / RECORD), tuple(folders), tuple(used), scores)
 
 
 def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
@@ -196,7 +194,7 @@ def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
             )
     (first, ours), *others = ((folder, _traits(folder, record)) for folder, record in runs.items())
     for folder, theirs in others:
-        for name in sorted({*ours, *theirs}):
+        for name in {**ours, **theirs}:
             if (a := ours.get(name)) != (b := theirs.get(name)):
                 which = f"{str(first)!r} and {str(folder)!r} differ in {name}: {shown(a)} and {shown(b)}"
                 raise InputError(f"{which}. A soup requires the same model and data.", "runs")
@@ -220,47 +218,41 @@ def _traits(folder: Path, record: RunRecord) -> dict[str, Any]:
     """What all runs of a soup must have in common."""
     config, about = record.config, About.read(folder / ABOUT)
     free = {"trial", "pretrained", "dropout", *(["file"] if "digest" in config.data_options else [])}
-    parts = {"data": config.data_options, "protocol": config.protocol, "inputs": about.inputs}
-    parts["model option"] = about.model.get("options") or {}
-    return {
-        "dataset": config.dataset,
-        "validation split": config.holdout,
-        "classes": about.class_names or about.classes,
-        "model": about.model.get("name"),
-        **{
-            f"{part} {n}": value for part, each in parts.items() for n, value in each.items() if n not in free
-        },
+    parts: dict[str, Mapping[str, Any]] = {
+        "": {"dataset": config.dataset, "model": about.model.get("name"), "classes": about.classes},
+        "model option": about.model.get("options", {}),
+        "data": {**config.data_options, "validation split": config.holdout},
+        "protocol": config.protocol,
+        "inputs": about.inputs,
     }
+    every = ((f"{part} {name}".strip(), v) for part, own in parts.items() for name, v in own.items())
+    return {name: value for name, value in every if name.rpartition(" ")[2] not in free}
 
 
 def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
     return average_weights(load_weights(folder / WEIGHTS) for folder in folders)
 
 
-def _digest(records: Any) -> str:
+def _digest(records: Iterable[RunRecord]) -> str:
     checksums = sorted(record.files.get(WEIGHTS, "") for record in records)
     return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
 
 
-def _evaluation(trainer: Trainer, limit: int | None, progress: Progress) -> Evaluate:
-    """A function that gives the mean of some runs to the model, and evaluates it."""
-    model, splits = trainer.model, [split for split in trainer.setup.evaluator.splits if split != "train"]
-
-    def evaluate(parts: Sequence[Path]) -> dict[str, Scores]:
-        with progress.phase(f"evaluating {', '.join(part.name for part in parts)}"):
-            model.load_state_dict(_average(parts))
-            model.train(len(parts) > 1)
-            if batchnorm_in_training(model):
-                trainer.selection.refresh()
-            model.eval()
-            evaluator = trainer.setup.evaluator_of(splits, dict.fromkeys(splits, limit) if limit else {})
-            with contextlib.closing(evaluator.loader):
-                return evaluator(model)
-
-    return evaluate
+def _evaluate(trainer: Trainer, folders: Sequence[Path], progress: Progress) -> dict[str, Scores]:
+    """Gives the mean of some runs to the model, and evaluates it."""
+    model, setup, limit = trainer.model, trainer.setup, trainer.setup.options["eval_limit"]
+    splits = [split for split in setup.evaluator.splits if split != "train"]
+    with progress.phase(f"evaluating {', '.join(folder.name for folder in folders)}"):
+        model.load_state_dict(_average(folders))
+        model.train(len(folders) > 1)
+        trainer.selection.refresh()
+        model.eval()
+        evaluator = setup.evaluator_of(splits, dict.fromkeys(splits, limit) if limit else {})
+        with contextlib.closing(evaluator.loader):
+            return evaluator(model)
 
 
-def _greedy(single: Mapping[Path, Mapping[str, Scores]], evaluate: Evaluate) -> list[Path]:
+def _greedy(trainer: Trainer, single: Mapping[Path, Mapping[str, Scores]], progress: Progress) -> list[Path]:
     """The runs in a greedy soup: the best first, each added if the soup with it is not worse than without."""
     if any("validation" not in scores for scores in single.values()):
         raise InputError("a greedy soup requires a validation split, and these data have none.", "greedy")
@@ -272,7 +264,7 @@ def _greedy(single: Mapping[Path, Mapping[str, Scores]], evaluate: Evaluate) -> 
     best, *rest = sorted(known, key=functools.cmp_to_key(order))
     used, score = [best], known[best]
     for run in rest:
-        with_run = evaluate([*used, run])["validation"]
+        with_run = _evaluate(trainer, [*used, run], progress)["validation"]
         if not score.better_than(with_run):
             used, score = [*used, run], with_run
     return used
@@ -285,9 +277,9 @@ def _record(
     records, kind = [runs[folder] for folder in used], GREEDY if GREEDY in scores else UNIFORM
     first, *rest = (record.config.to_dict() for record in records)
     same = {name: value for name, value in first.items() if all(other[name] == value for other in rest)}
-    same |= {name: first[name] for name in ("dataset", "data_options", "steps")}
+    same |= {name: first[name] for name in ("dataset", "data_options", "steps")} | {"algorithm": "soup"}
     names = {record.config.name for record in records}
-    same |= {"algorithm": "soup", "label": f"soup of {names.pop()}" if len(names) == 1 else "soup"}
+    same["label"] = f"soup of {names.pop()}" if len(names) == 1 else "soup"
     same["settings"] = {"greedy": kind == GREEDY, "runs": len(used), "digest": _digest(records)}
     found = {split: one.to_dict() for split, one in scores[kind].items()}
     return RunRecord(

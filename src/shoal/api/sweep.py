@@ -45,14 +45,15 @@ class Sweep(Result):
     folder: Path
     failed: Mapping[str, str] = field(default_factory=dict)
 
-    def _tables(self, rule: str, form: str = "text") -> tuple[list[str], list[str]]:
-        """Tables, one per dataset and one over several, and how their numbers came about."""
+    def _document(self, rule: str, form: str = "text") -> list[str]:
+        """Tables, one per dataset and one over several, and, but for LaTeX, how their numbers came about."""
         from shoal.report import runs as view
 
         results = self.results[rule]
         tables = [view.dataset_table(result) for result in results]
         tables += [view.overall_table(results)] if len(results) > 1 else []
-        return [getattr(table, form)() for table in tables], view.sweep_notes(results)
+        notes = [] if form == "latex" else ["\n".join(view.sweep_notes(results))]
+        return [*(getattr(table, form)() for table in tables), *notes]
 
     @property
     def problems(self) -> list[str]:
@@ -60,16 +61,13 @@ class Sweep(Result):
         return [f"failed: {error}" for error in self.failed.values()]
 
     def __str__(self) -> str:
-        parts = []
-        for rule in self.results:
-            tables, notes = self._tables(rule)
-            parts += [f"{rule}:", *tables, "\n".join(notes)]
+        parts = [part for rule in self.results for part in (f"{rule}:", *self._document(rule))]
         names = ", ".join(f"sweep-{rule}.{{{','.join(FORMATS)}}}" for rule in self.results)
         return "\n\n".join([*parts, *self.problems[:SHOWN], f"Saved in {self.folder}: {names}, sweep.json."])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as ``--json`` prints it."""
-        return {"rules": dict(self.results), "failed": dict(self.failed), "problems": self.problems}
+        return {"rules": dict(self.results), "failed": dict(self.failed)}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per rule, dataset, algorithm, held-out domain and seed."""
@@ -81,15 +79,6 @@ class Sweep(Result):
             for result in results
             for case in result["cases"]
         )
-
-    def _save(self) -> None:
-        """Write the tables as Markdown and LaTeX, and ``sweep.json``."""
-        write_atomically(self.folder / "sweep.json", dump_json(self.results))
-        for rule in self.results:
-            for ending, form in FORMATS.items():
-                tables, notes = self._tables(rule, form)
-                text = "\n\n".join([*tables, *(notes if ending == "md" else [])])
-                write_atomically(self.folder / f"sweep-{rule}.{ending}", f"{text}\n".encode())
 
 
 @public("steps", "model", "device", "jobs")
@@ -158,5 +147,9 @@ def sweep(
         raise ChildProcessError(f"every run failed, such as: {next(iter(outcome.failed.values()))}")
     results: dict[str, Any] = {rule: sweep_results(configs, outcome.records, rule) for rule in rules}
     result = Sweep(results, outcome.records, out, outcome.failed)
-    result._save()
+    write_atomically(out / "sweep.json", dump_json(results))
+    for rule in rules:
+        for ending, form in FORMATS.items():
+            text = "\n\n".join(result._document(rule, form))
+            write_atomically(out / f"sweep-{rule}.{ending}", f"{text}\n".encode())
     return result

@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import (
-    TASKS,
-    DatasetExamples,
-    DomainData,
-    Examples,
-    TensorData,
-    as_examples,
-    leaves,
-    tensors_in,
-)
+from shoal.data.batch import TASKS, DomainData, Examples, TensorData, as_examples, leaves, tensors_in
 from shoal.data.domains import Domains
 from shoal.data.loader import seeded
 from shoal.data.splits import SHARE, Names, split, split_notes
@@ -43,10 +34,6 @@ AMBIGUOUS = 20
 """Up to so many different floating-point labels, all integers, may be classes or quantities."""
 NUMBERS = ("regression", "multilabel")
 """Tasks whose targets are floating-point."""
-ALIKE = ("labels are", "sample weights are", "an example is")
-"""What must be the same for all domains."""
-BOOLEANS = ((), ("False", "True"))
-"""The names of classes that are no booleans, and that are."""
 MODELS = {1: "tabular", 3: "small-cnn"}
 """The default model by the number of an input's dimensions."""
 
@@ -86,8 +73,9 @@ def from_arrays(
     inputs, (labels, names) = _tensor(x, "x").detach().float(), numbered(y, "y", task)
     if inputs.ndim < 2:
         raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
-    data = TensorData(inputs, labels)
-    found = DomainData(data, {}, len(names) or None, tuple(inputs.shape[1:]), "", class_names=names)
+    every = Domains.from_sizes({"all": len(inputs)})
+    shape, data = tuple(inputs.shape[1:]), TensorData(inputs, labels)
+    found = DomainData(data, {"train": every}, len(names) or None, shape, "", class_names=names)
     return _in_splits(found, domains, held_out, validation, seed)
 
 
@@ -101,7 +89,7 @@ def numbered(y: Any, where: str, task: str | None = None) -> tuple[Tensor, tuple
         count = f"{where} has {len(values):,} different whole numbers"
         raise InputError(f"{count}; set task='classification' or task='regression'.")
     if (task or task_of([labels])) == "regression":
-        return encode(labels, where, "regression", torch.float32), ()
+        return Target("regression").encode(labels, where, torch.float32), ()
     return torch.from_numpy(numbers.reshape(labels.shape)), _names_of(values)
 
 
@@ -146,11 +134,10 @@ def _in_splits(data: DomainData, groups: Any, held_out: Names, share: float, see
     if len(domains.indices) != size:
         count = f"there are {size} examples and {len(domains.indices)} domains"
         raise InputError(f"{count}; give the domain of each example.")
-    splits = split(domains, held_out, share, seed)
-    labels = data.examples.known_labels()
-    complete = labels is not None and labels.ndim == 1 and (labels >= 0).all()
-    notes = {**data.notes, **split_notes(splits, labels if complete else None, data.class_names)}
-    return replace(data, splits=splits, notes=notes, model=MODELS.get(len(data.input_shape), ""))
+    splits, labels = split(domains, held_out, share, seed), data.examples.known_labels()
+    notes = split_notes(splits, labels if labels is not None and labels.ndim == 1 else None, data.class_names)
+    model = MODELS.get(len(data.input_shape), "")
+    return replace(data, splits=splits, notes={**data.notes, **notes}, model=model)
 
 
 def read_examples(
@@ -187,50 +174,47 @@ def read_examples(
         found = [_open(f"domain {name!r}" if name else "the dataset", p) for name, p in parts.items()]
     first, notes = found[0], dict[str, str]()
     for part in found:
-        for what, ours, theirs in zip(ALIKE, first.form(), part.form(), strict=True):
-            if ours != theirs:
-                each = f"{ours} in {first.where} and {theirs} in {part.where}"
-                raise InputError(f"{what} {each}; all domains must be alike.")
+        if (ours := first.form()) != (theirs := part.form()):
+            raise InputError(f"{first.where} has {ours} and {part.where} {theirs}; all must be alike.")
     labels = [part.labels for part in found]
     if task is None and binary and all(np.isin(each, (0, 1)).all() for each in labels):
         task = "multilabel"
         notes["task"] = "multi-label, as the loss is a binary cross-entropy and labels are 0 or 1"
-    task = task or task_of(labels, default)
-    number, names = (None, ()) if task in NUMBERS else _classes(found, classes, count)
-    examples, domains = _joined(
-        {n: p.encoded(task, number, names) for n, p in zip(parts, found, strict=True)}
-    )
+    target = Target(task or task_of(labels, default))
+    if target.task not in NUMBERS:
+        target = replace(target, **_classes(found, classes, count))
+    encoded = [part.encoded(target) for part in found]
+    x = first.example[0]
     return DomainData(
-        examples,
-        {"train": domains},
-        number,
-        tuple(first.x.shape) if isinstance(first.x, Tensor) else (),
+        _joined(encoded),
+        {"train": Domains.from_sizes({str(n): len(p) for n, p in zip(parts, encoded, strict=True)})},
+        target.classes,
+        tuple(x.shape) if isinstance(x, Tensor) else (),
         model="",
         notes=notes,
-        class_names=names,
-        kind=None if task in ("classification", "regression") else task,
+        class_names=target.names,
+        kind=None if target.task in ("classification", "regression") else target.task,
     )
 
 
-def _joined(parts: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
+def _joined(parts: list[Examples]) -> Examples:
     """All in one dataset; of tensors in one tensor."""
-    domains = Domains.from_sizes({str(name): len(part) for name, part in parts.items()})
-    first, *others = several = list(parts.values())
-    if not others:
-        return first, domains
-    if all(type(part) is TensorData and isinstance(part.x, Tensor) for part in several):
-        weight = None if first.weight is None else torch.cat([part.weight for part in several])
-        x, y = torch.cat([part.x for part in several]), torch.cat([part.y for part in several])
-        return TensorData(x, y, weight), domains
-    return Joined(several), domains
+    if len(parts) == 1:
+        return parts[0]
+    tensors = [part for part in parts if isinstance(part, TensorData) and isinstance(part.x, Tensor)]
+    if len(tensors) < len(parts):
+        return Joined(parts)
+    weights = [part.weight for part in tensors if part.weight is not None]
+    x, y = (torch.cat(each) for each in zip(*((part.x, part.y) for part in tensors), strict=True))
+    return TensorData(x, y, torch.cat(weights) if weights else None)
 
 
-class Joined(DatasetExamples):
+class Joined(Examples):
     """Datasets one after the other; the first makes the batches."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = [as_examples(part) for part in parts]
-        super().__init__(ConcatDataset(self.parts))
+    def __init__(self, parts: list[Examples]) -> None:
+        super().__init__(ConcatDataset(parts))
+        self.parts = parts
 
     def collate(self, items: list[Any]) -> Any:
         return self.parts[0].collate(items)
@@ -239,11 +223,8 @@ class Joined(DatasetExamples):
         return Joined([part.evaluation() for part in self.parts])
 
     def known_labels(self) -> Array | None:
-        several = [part.known_labels() for part in self.parts]
-        if all(labels is None for labels in several):
-            return None
-        pairs = zip(self.parts, several, strict=True)
-        return np.concatenate([np.full(len(part), -1) if y is None else y for part, y in pairs])
+        known = [labels for part in self.parts if (labels := part.known_labels()) is not None]
+        return np.concatenate(known) if len(known) == len(self.parts) else None
 
 
 # What the labels are
@@ -264,26 +245,58 @@ def task_of(labels: Sequence[Array], default: str | None = None) -> str:
     return default or "regression"
 
 
-def _classes(
-    parts: Sequence[Part], classes: int | Sequence[str] | None, count: bool
-) -> tuple[int | None, tuple[str, ...]]:
+@dataclass(frozen=True)
+class Target:
+    """What labels become: numbers of classes, or quantities."""
+
+    task: str
+    classes: int | None = None
+    names: tuple[str, ...] = ()
+
+    def encode(self, labels: Array, where: str, dtype: torch.dtype) -> Tensor:
+        """Labels as they are trained on; ``where`` names the dataset, or the example if there is one only."""
+        text, valid, right = labels.dtype.kind == "U", np.ones(len(labels), bool), ""
+        if text and self.task in NUMBERS:
+            raise InputError(f"the labels of {where} are text; for task={self.task!r} they must be numbers.")
+        if text:
+            valid, right = np.isin(labels, self.names), f"one of {shown(list(self.names))}"
+        elif self.task == "multilabel":
+            valid, right = np.isin(labels, (0, 1)), "0 or 1"
+        elif self.task != "regression":
+            valid, right = labels == np.floor(labels), "a whole number"
+        _check(labels, valid, where, right)
+        if text:
+            place = {name: n for n, name in enumerate(self.names)}
+            return torch.tensor([place[label] for label in labels.tolist()])
+        return torch.as_tensor(labels).to(dtype if self.task in NUMBERS else torch.long)
+
+
+def _check(labels: Array, valid: Array, where: str, right: str, rows: Array | None = None) -> None:
+    """Refuse the first label that is not valid; ``rows`` are the places of the examples in their dataset."""
+    if not valid.all():
+        n = int(np.argmin(valid.reshape(len(labels), -1).all(1)))
+        which = f"example {n if rows is None else rows[n]} of " if len(labels) > 1 else ""
+        label = shown(labels[n : n + 1].tolist()[0])
+        raise InputError(f"{which}{where} has the label {label}; it must be {right}.")
+
+
+def _classes(parts: list[Part], classes: int | Sequence[str] | None, count: bool) -> dict[str, Any]:
     """The number of classes and their names: as they are given, as the datasets say, or as labels are."""
     if isinstance(classes, int):
-        return classes, ()
-    text, names = parts[0].labels.dtype.kind == "U", tuple(classes or ())
-    if not names and not text and len({part.class_names for part in parts}) == 1:
-        names = parts[0].class_names
+        return {"classes": classes}
+    text, named = parts[0].labels.dtype.kind == "U", {part.class_names for part in parts}
+    names = tuple(classes or (named.pop() if len(named) == 1 and not text else ()))
     if names or not (text or count):
-        return len(names) or None, names
+        return {"classes": len(names) or None, "names": names}
     if any(len(part.labels) < len(part.data) for part in parts):
         raise InputError(
-            f"the number of classes is not known after {READ:,} examples: set classes=N or, in the order "
-            "of their numbers, classes=[…] (or task='regression')."
+            f"the number of classes is not known after {READ:,} examples: set classes=N or, in the order of "
+            "their numbers, classes=[…] (or task='regression')."
         )
     values = np.unique(np.concatenate([part.labels.reshape(-1) for part in parts]))
     if not text:
-        return max(2, 1 + int(values[-1])), ()
-    return len(values), _names_of(values)
+        return {"classes": max(2, 1 + int(values[-1]))}
+    return {"classes": len(values), "names": _names_of(values)}
 
 
 def _names_of(values: Array) -> tuple[str, ...]:
@@ -293,86 +306,59 @@ def _names_of(values: Array) -> tuple[str, ...]:
     return names
 
 
-def encode(labels: Array, where: str, task: str, dtype: torch.dtype, names: Sequence[str] = ()) -> Tensor:
-    """Labels as they are trained on; ``where`` names the dataset, or the example if there is one only."""
-    text = labels.dtype.kind == "U"
-    if text and task in NUMBERS:
-        raise InputError(f"the labels of {where} are text; for task={task!r} they must be numbers.")
-    if text:
-        valid, right = np.isin(labels, names), f"it must be one of {shown(list(names))}"
-    elif task in NUMBERS:
-        valid, right = np.isin(labels, (0, 1)) | (task == "regression"), "it must be 0 or 1"
-    else:
-        valid, right = labels == np.floor(labels), "labels of classes must be whole numbers"
-    if not valid.all():
-        example = f"example {int((~valid).nonzero()[0][0])} of " if len(labels) > 1 else ""
-        wrong = f"{example}{where} has the label {labels[~valid][0]}"
-        raise InputError(f"{wrong}; with task={task!r} {right}.")
-    if text:
-        place = {name: n for n, name in enumerate(names)}
-        return torch.tensor([place[label] for label in labels.tolist()])
-    return torch.as_tensor(labels).to(dtype if task in NUMBERS else torch.long)
-
-
 # One dataset
 
 
 @dataclass(frozen=True)
 class Part:
-    """A dataset before training: the labels of all examples, or of some, and its first input."""
+    """A dataset before training: the labels of all its examples, or of some, and its first example."""
 
     where: str
-    data: Any
+    data: Examples
     labels: Array
-    x: Any
-    weighted: bool
+    example: tuple[Any, ...]
     class_names: tuple[str, ...] = ()
 
-    def form(self) -> tuple[str, str, str]:
-        """What must be the same in all domains, as :data:`ALIKE` lists it."""
-        shapes = [f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_in(self.x)]
-        return _kind(self.labels), "given" if self.weighted else "missing", ", ".join(shapes)
+    def form(self) -> str:
+        """What must be the same in all domains."""
+        x, _, *weight = self.example
+        kind = {"U": "text", "f": "floating-point numbers"}.get(self.labels.dtype.kind, "whole numbers")
+        parts = [f"x {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_in(x)]
+        return ", ".join([*parts, f"{kind} as labels", *["sample weights"] * len(weight)])
 
-    def encoded(self, task: str, classes: int | None, names: tuple[str, ...]) -> Any:
+    def encoded(self, target: Target) -> Examples:
         """The dataset with its labels as tensors; one that makes its batches itself stays as it is."""
-        if type(self.data) not in (TensorData, Items):
-            return self.data
-        y = encode(self.labels, self.where, task, _dtype(self.x), names)
-        if isinstance(self.data, TensorData):
-            return TensorData(self.data.x, y.to(self.data.device), self.data.weight)
-        self.data.task, self.data.classes, self.data.names = task, classes, names
-        if len(y) == len(self.data):
-            if y.ndim == 1 and (y.min() < 0) and task not in NUMBERS:
-                raise InputError(
-                    f"example {int(y.argmin())} of {self.where} has the label {y.min()}, below 0."
-                )
-            self.data.known = y.numpy()
-        return self.data
+        data = self.data
+        if isinstance(data, TensorData):
+            y = target.encode(self.labels, self.where, _dtype(data.x))
+            return TensorData(data.x, y.to(data.device), data.weight)
+        if isinstance(data, Items):
+            y = target.encode(self.labels, self.where, _dtype(self.example[0]))
+            data.target, data.known = target, y.numpy() if len(y) == len(data) else None
+        return data
 
 
 class Items(Examples):
-    """A dataset whose examples are tensors (x, y) or (x, y, weight), whatever those of ``source`` are."""
+    """A dataset whose examples become tensors (x, y) or (x, y, weight)."""
 
-    def __init__(self, source: Any, where: str) -> None:
-        self.source, self.where = source, where
+    def __init__(self, dataset: Any, where: str) -> None:
+        super().__init__(dataset)
+        self.where, self.target = where, Target("regression")
         self.known: Array | None = None
-        self.task, self.classes, self.names = "regression", None, ()
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def known_labels(self) -> Array | None:
         return self.known
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         where = f"example {index} of {self.where}"
-        x, label, *weight = _example(self.source[int(index)], where)
+        x, label, *weight = _example(self.dataset[int(index)], where)
         x = _input(x, where)
-        y = encode(_labels([label], where), where, self.task, _dtype(x), self.names)[0]
-        if y.ndim == 0 and self.task not in NUMBERS and not 0 <= y < (self.classes or 2**62):
-            below = "" if self.classes is None else f" and below {self.classes}, the number of classes"
-            raise InputError(f"{where} has the label {y}; it must be at least 0{below}.")
-        return (x, y, *(torch.as_tensor(each, dtype=_dtype(x)) for each in weight))
+        y = self.target.encode(_labels([label], where), where, _dtype(x))[0]
+        if (count := self.target.classes) is not None and not 0 <= y < count:
+            raise InputError(
+                f"{where} has the label {y}; with {count} classes it must be from 0 to {count - 1}."
+            )
+        return (x, y, *(_tensor(each, f"the weight of {where}").to(_dtype(x)) for each in weight))
 
 
 def _open(where: str, part: Any) -> Part:
@@ -380,61 +366,57 @@ def _open(where: str, part: Any) -> Part:
         part = part.tensors
     elif type(part) is TensorData:
         part = (part.x, part.y) if part.weight is None else (part.x, part.y, part.weight)
-    if isinstance(part, list) and part and all(isinstance(each, (tuple, Mapping)) for each in part):
-        return _of_dataset(where, part)
-    if isinstance(part, (tuple, list)) and part:
-        if len(part) not in (2, 3):
-            parts = f"{where} has {len(part)} parts"
-            raise InputError(f"{parts}; it must be a dataset, (x, y) or (x, y, weights).")
-        return _of_arrays(where, *part)
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, IterableDataset):
         kind = type(part).__name__
         raise InputError(f"{where} is a {kind}; it must be a dataset with __getitem__ and __len__.")
-    return _of_dataset(where, part)
+    if not len(part):
+        raise InputError(f"{where} has no examples; remove it.")
+    examples = isinstance(part, list) and all(isinstance(each, (tuple, Mapping)) for each in part)
+    if not isinstance(part, (tuple, list)) or examples:
+        return _of_dataset(where, part)
+    if len(part) not in (2, 3):
+        parts = f"{where} has {len(part)} parts"
+        raise InputError(f"{parts}; it must be a dataset, (x, y) or (x, y, weights).")
+    return _of_arrays(where, *part)
 
 
 def _of_arrays(where: str, x: Any, y: Any, weight: Any = None) -> Part:
     """Arrays; x may be several arrays in a tuple or mapping."""
     labels = _labels(y, where)
-    count = len(labels)
-    several = isinstance(x, Mapping) or (isinstance(x, (tuple, list)) and len(x) != count)
+    several = isinstance(x, Mapping) or (isinstance(x, (tuple, list)) and len(x) != len(labels))
     x = _input(x, where) if several else _tensor(x, where)
-    sizes = [len(each) if each.ndim else 0 for each in leaves(x)]
-    if wrong := [size for size in sizes if size != count]:
-        raise InputError(f"{where}: x has {wrong[0]} examples and y has {count}; they must be equally many.")
-    if not count:
+    if wrong := [size for part in leaves(x) if (size := len(part) if part.ndim else 0) != len(labels)]:
+        counts = f"x has {wrong[0]} examples and y has {len(labels)}"
+        raise InputError(f"{where}: {counts}; they must be equally many.")
+    if not len(labels):
         raise InputError(f"{where} has no examples; remove it.")
     device = next(leaves(x)).device
     w = None if weight is None else _tensor(weight, f"the weight of {where}").to(device, _dtype(x))
-    data = TensorData(x, torch.zeros(count, device=device), w)
-    return Part(where, data, labels, data[0][0], w is not None, BOOLEANS[labels.dtype.kind == "b"])
+    data = TensorData(x, torch.zeros(len(labels), device=device), w)
+    return Part(where, data, labels, data[0])
 
 
 def _of_dataset(where: str, dataset: Any) -> Part:
-    """A dataset that is indexed; of one that does not list its labels, some examples are read."""
-    if not len(dataset):
-        raise InputError(f"{where} has no examples; remove it.")
+    """A dataset that is indexed; of one that does not list its labels, more examples are read."""
     own = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
-    size, every = len(dataset), _listed_labels(dataset)
-    rows, examples = _read(dataset, np.linspace(0, size - 1, min(size, FEW)), where)
-    labels = _labels([each[1] for each in examples], where, rows)
-    if every is not None and _kind(every) == _kind(labels) and (every[rows] == labels).all():
+    every, names = _listed(dataset)
+    rows, labels, first = _read(dataset, FEW, where)
+    if every is not None and np.array_equal(every[rows], labels):
         labels = every
     elif not own:
-        rows, examples = _read(dataset, np.linspace(0, size - 1, min(size, READ)), where)
-        labels = _labels([each[1] for each in examples], where, rows)
+        rows, labels, first = _read(dataset, READ, where)
+    if own:
+        return Part(where, as_examples(dataset), labels, first, names)
     if unused := _unused(dataset[0]):
         text = f"not used: {', '.join(unused)} (a sample weight goes into a dict, as {WEIGHT!r})."
         warnings.warn(text, stacklevel=6)
-    if len({len(each) for each in examples}) > 1:
-        raise InputError(f"{where}: all examples must have a {WEIGHT}, or none.")
-    x = examples[0][0] if own else _input(examples[0][0], f"example 0 of {where}")
-    names = _class_names(dataset) or BOOLEANS[labels.dtype.kind == "b"]
-    return Part(where, dataset if own else Items(dataset, where), labels, x, len(examples[0]) > 2, names)
+    first = (_input(first[0], f"example 0 of {where}"), *first[1:])
+    return Part(where, Items(dataset, where), labels, first, names)
 
 
-def _read(dataset: Any, places: Array, where: str) -> tuple[Array, list[tuple[Any, ...]]]:
-    rows = np.unique(places.round().astype(np.int64))
+def _read(dataset: Any, most: int, where: str) -> tuple[Array, Array, tuple[Any, ...]]:
+    """The places and labels of at most so many examples from all over a dataset, and the first of them."""
+    rows = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).round().astype(np.int64)
     examples = []
     for row in rows.tolist():
         try:
@@ -444,7 +426,9 @@ def _read(dataset: Any, places: Array, where: str) -> tuple[Array, list[tuple[An
         except Exception as error:  # of a stranger's dataset
             why = f"{type(error).__name__}: {error}"
             raise InputError(f"example {row} of {where} cannot be read: {why}") from error
-    return rows, examples
+    if len({len(each) for each in examples}) > 1:
+        raise InputError(f"{where}: all examples must have a {WEIGHT}, or none.")
+    return rows, _labels([each[1] for each in examples], where, rows), examples[0]
 
 
 def _example(item: Any, where: str) -> tuple[Any, ...]:
@@ -474,26 +458,21 @@ def _unused(item: Any) -> list[str]:
     return ["what an example has beyond (x, y)"] if len(item) > 2 else []
 
 
-def _listed_labels(dataset: Any) -> Array | None:
-    """The labels of all examples, where the dataset has them in memory."""
-    if isinstance(dataset, Subset):
-        below = _listed_labels(dataset.dataset)
-        return None if below is None else below[np.asarray(dataset.indices, np.int64)]
+def _listed(dataset: Any) -> tuple[Array | None, tuple[str, ...]]:
+    """The labels of all examples and the names of classes, where a dataset has them in memory."""
+    rows = np.arange(len(dataset))
+    while isinstance(dataset, Subset):
+        rows, dataset = np.asarray(dataset.indices, np.int64)[rows], dataset.dataset
     tensors = getattr(dataset, "tensors", ())
-    listed = [*tensors[1:2], *(getattr(dataset, name, None) for name in ("targets", "labels", "y"))]
-    found = next((each for each in listed if isinstance(each, (list, tuple, Tensor, np.ndarray))), ())
-    array = np.asarray(_numpy(found))
-    return array if array.shape == (len(dataset),) and array.dtype.kind in "biufU" else None
-
-
-def _class_names(dataset: Any) -> tuple[str, ...]:
-    """The names of the classes, if the dataset has them."""
-    if isinstance(dataset, Subset):
-        return _class_names(dataset.dataset)
+    lists = [*tensors[1:2], *(getattr(dataset, name, None) for name in ("targets", "labels", "y"))]
+    found = next((each for each in lists if isinstance(each, (list, tuple, Tensor, np.ndarray))), ())
+    labels = np.asarray(_numpy(found))
+    known = labels.shape == (len(dataset),) and labels.dtype.kind in "biufU"
     names = getattr(dataset, "classes", ())
     if isinstance(features := getattr(dataset, "features", None), Mapping):  # Hugging Face
         names = next((getattr(features[name], "names", ()) for name in LABELS if name in features), ())
-    return tuple(map(str, names)) if isinstance(names, (list, tuple, np.ndarray)) else ()
+    names = tuple(map(str, names)) if isinstance(names, (list, tuple, np.ndarray)) else ()
+    return labels[rows] if known else None, names
 
 
 # Values as tensors
@@ -511,6 +490,8 @@ def _input(x: Any, where: str) -> Any:
 def _tensor(values: Any, where: str) -> Tensor:
     """A tensor as it is; an array with NumPy's usual float64 in torch's usual type, which models have."""
     if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise InputError(f"{where} has a sparse tensor as an input; make it dense: x.to_dense().")
         return values
     try:
         array = np.asarray(None if hasattr(values, "getbands") else values)  # a Pillow image is refused
@@ -528,8 +509,8 @@ def _tensor(values: Any, where: str) -> Tensor:
 
 def _dtype(x: Any) -> torch.dtype:
     """The type of floating-point targets and weights: that of the inputs, if they are floating-point."""
-    kinds = [part.dtype for part in tensors_in(x) if part.is_floating_point()]
-    return kinds[0] if kinds else torch.get_default_dtype()
+    kinds = (part.dtype for part in tensors_in(x) if part.is_floating_point())
+    return next(kinds, torch.get_default_dtype())
 
 
 def _numpy(value: Any) -> Any:
@@ -539,12 +520,8 @@ def _numpy(value: Any) -> Any:
     return (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
 
 
-def _kind(labels: Array) -> str:
-    return {"U": "text", "f": "floating"}.get(labels.dtype.kind, "whole numbers")
-
-
 def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
-    """Labels as an array of booleans, finite numbers or text; of one number each, one-dimensional."""
+    """Labels as an array of whole or finite numbers, or of text; of one number each, one-dimensional."""
     labels = _numpy(values)
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "biufU":
         items = [_numpy(value) for value in listed(values, f"labels of {where}")]
@@ -554,14 +531,10 @@ def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
             labels = np.asarray(items)
         except ValueError:
             raise InputError(f"labels of {where} have different shapes.") from None
-    if labels.dtype.kind == "f":
-        valid = np.isfinite(labels.reshape(len(labels), -1)).all(1)
+    if labels.dtype.kind in "biufU":
+        valid = np.ones(len(labels), bool) if labels.dtype.kind != "f" else np.isfinite(labels)
     else:
-        valid = np.array([labels.dtype.kind in "biuU" or isinstance(each, (int, float)) for each in labels])
-    if not valid.all():
-        n = int((~valid).argmax())
-        which = "" if len(labels) == 1 else f"example {n if rows is None else rows[n]} of "
-        label = shown(labels[n].tolist() if hasattr(labels[n], "tolist") else labels[n])
-        raise InputError(f"{which}{where} has the label {label}; it must be text or a finite number.")
+        valid = np.array([isinstance(each, int | float) and abs(each) < 2**63 for each in labels])
+    _check(labels, valid, where, "text or a finite number", rows)
     squeeze = labels.ndim > 1 and labels[0].size == 1 and labels.dtype.kind != "f"
     return labels.reshape(-1) if squeeze else labels

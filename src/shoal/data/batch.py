@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from shoal.errors import InputError
-from shoal.tensors import map_nest as map_nest
-from shoal.tensors import widest as widest
+from shoal.tensors import map_nest
 
 if TYPE_CHECKING:
     from shoal.data.domains import Domains
@@ -51,8 +50,7 @@ class MetaBatch:
         """The domain of each block, (S,)."""
         if len(set(self.sizes)) == 1:
             return self.domain[:: self.sizes[0]]
-        starts = accumulate(self.sizes[:-1], initial=0)
-        return torch.stack([self.domain[start] for start in starts])
+        return torch.stack([self.domain[start] for start in accumulate(self.sizes[:-1], initial=0)])
 
     @property
     def blocks(self) -> Blocks:
@@ -67,23 +65,23 @@ class MetaBatch:
         return list(tensors_in((self.x, self.y, self.domain, self.weight)))
 
     def rows(self, rows: slice | Tensor, sizes: tuple[int, ...]) -> MetaBatch:
-        """These examples as a batch of blocks of these sizes."""
+        """Return these examples as a batch of blocks of these sizes."""
         weight = None if self.weight is None else self.weight[rows]
         return MetaBatch(cut(self.x, rows), self.y[rows], self.domain[rows], sizes, weight)
 
     def split(self) -> list[MetaBatch]:
-        """One batch per block."""
+        """Return one batch per block."""
         if len(self.sizes) == 1:
             return [self]
         ends = accumulate(self.sizes)
         return [self.rows(slice(end - n, end), (n,)) for end, n in zip(ends, self.sizes, strict=True)]
 
     def merged(self) -> MetaBatch:
-        """The same examples as one block."""
-        return replace(self, sizes=(len(self.y),))
+        """Return the same examples as one block."""
+        return replace(self, sizes=(len(self),))
 
     def pieces(self, count: int) -> list[MetaBatch]:
-        """``count`` batches with consecutive examples of every block, nearly equally many in each."""
+        """Return ``count`` batches with consecutive examples of every block, nearly equally many in each."""
         if count == 1:
             return [self]
         places = torch.arange(len(self)).split(list(self.sizes))
@@ -140,69 +138,21 @@ class Task:
         if not self.kind:
             object.__setattr__(self, "kind", "regression" if self.classes is None else "classification")
 
-    @property
-    def is_classification(self) -> bool:
-        """Whether an output is one logit per class."""
-        return self.classes is not None
-
 
 class Examples(Dataset[Any]):
-    """A dataset of examples, each ``(x, y)`` or ``(x, y, weight)``, that declares what else it can do.
+    """Any map-style dataset, whose examples are ``(x, y)`` or ``(x, y, weight)``.
 
-    Any :class:`torch.utils.data.Dataset` with ``__len__`` and ``__getitem__`` can be trained on. One that can
-    do more derives from this class and overrides what it can. ::
+    One that can do more is a subclass, and overrides what it can. ::
 
         class Photos(Examples):
             def evaluation(self):
                 return Photos(self.files, augment=False)
-    """
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> Any:
-        raise NotImplementedError
-
-    def load(self, index: int) -> Any:
-        """The example as a worker process of the loader reads it; :meth:`finish` does the rest."""
-        return self[index]
-
-    def finish(self, x: Any) -> Any:
-        """Inputs of a batch that was loaded, as a model takes them: computed on the device of the batch."""
-        return x
-
-    def collate(self, items: list[Any]) -> Any:
-        """Loaded examples as one batch."""
-        return default_collate(items)
-
-    def batch(self, indices: Any) -> tuple[Any, ...]:
-        """Some examples as one batch: x, y and, if there are any, weights."""
-        x, *others = collated(self, [self.load(int(index)) for index in indices])
-        return self.finish(x), *others
-
-    def evaluation(self) -> Examples:
-        """The same examples as they are evaluated: without randomness."""
-        return self
-
-    def in_splits(self, splits: Mapping[str, Domains]) -> Examples:
-        """The same examples in other splits, for datasets that augment training examples only."""
-        return self
-
-    def known_labels(self) -> NDArray[Any] | None:
-        """The label of every example (−1: unknown), or ``None`` if examples have to be read for them."""
-        return None
-
-    def path(self, index: int) -> str:
-        """The file of an example, or ``""``."""
-        return ""
-
-
-class DatasetExamples(Examples):
-    """The examples of any map-style dataset.
 
     Args:
         dataset: the dataset; if it has a method ``collate``, this makes batches of its items.
     """
+
+    dataset: Any = None
 
     def __init__(self, dataset: Any) -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
@@ -217,12 +167,52 @@ class DatasetExamples(Examples):
         return self.dataset[index]
 
     def collate(self, items: list[Any]) -> Any:
+        """Join examples to a batch."""
         own = getattr(self.dataset, "collate", None)
         return own(items) if callable(own) else default_collate(items)
 
+    def batch(self, indices: Any) -> tuple[Any, ...]:
+        """Return some examples as one batch: x, y and, if there are any, weights."""
+        return self.collated([self[int(index)] for index in indices])
+
+    def collated(self, items: list[Any]) -> tuple[Any, ...]:
+        """Join examples to a batch, or say why they do not fit together."""
+        try:
+            parts = self.collate(items)
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            advice = "make them the same shape, or give the dataset a method `collate`"
+            raise InputError(f"the examples of a batch do not fit together ({why}); {advice}.") from error
+        several = isinstance(parts, (list, tuple))
+        weights = parts[2:] if several else ()
+        good = all(isinstance(w, Tensor) and w.ndim == 1 and w.is_floating_point() for w in weights)
+        if several and len(parts) in (2, 3) and good:
+            return tuple(parts)
+        got = f"{len(parts)} parts" if several else type(parts).__name__
+        raise InputError(
+            f"an item of the dataset must be a pair (x, y), got {got}; a third part is a sample weight, one "
+            "floating-point number."
+        )
+
+    def evaluation(self) -> Examples:
+        """Return the same examples without random changes."""
+        return self
+
+    def in_splits(self, splits: Mapping[str, Domains]) -> Examples:
+        """Return the same examples for other splits: some datasets augment those of ``"train"`` only."""
+        return self
+
+    def known_labels(self) -> NDArray[Any] | None:
+        """Return the label of every example, or ``None`` if only reading the examples can tell."""
+        return None
+
+    def path(self, index: int) -> str:
+        """Return the file of an example, or ``""``."""
+        return ""
+
 
 class TensorData(Examples):
-    """Examples in memory as tensors; a batch is gathered with one indexing operation, on their device.
+    """Examples in memory as tensors; a batch is gathered by indexing, on their device.
 
     Args:
         x: inputs (n, …), or a nested structure (list, tuple, dict) of them.
@@ -263,27 +253,9 @@ class TensorData(Examples):
         return type(self)(map_nest(lambda part: part.to(device), self.x), self.y.to(device), weight)
 
 
-def collated(examples: Examples, items: list[Any]) -> tuple[Any, ...]:
-    """Loaded examples as one batch (x, y) or (x, y, weight); an InputError if they do not fit together."""
-    try:
-        parts = examples.collate(items)
-    except RuntimeError as error:
-        why = str(error).partition("\n")[0]
-        advice = "make them the same shape, or give the dataset a method `collate`"
-        raise InputError(f"the examples of a batch do not fit together ({why}); {advice}.") from error
-    pair = isinstance(parts, (list, tuple)) and len(parts) in (2, 3)
-    if pair and all(isinstance(w, Tensor) and w.ndim == 1 and w.is_floating_point() for w in parts[2:]):
-        return tuple(parts)
-    got = f"{len(parts)} parts" if isinstance(parts, (list, tuple)) else type(parts).__name__
-    raise InputError(
-        f"an item of the dataset must be a pair (x, y), got {got}; a third part is a sample weight, one "
-        "floating-point number."
-    )
-
-
 def as_examples(dataset: Any) -> Examples:
     """Any map-style dataset as :class:`Examples`."""
-    return dataset if isinstance(dataset, Examples) else DatasetExamples(dataset)
+    return dataset if isinstance(dataset, Examples) else Examples(dataset)
 
 
 @dataclass(frozen=True)
@@ -326,6 +298,13 @@ class DomainData:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", as_examples(self.examples))
+        count = len(self.examples)
+        for name, domains in self.splits.items():
+            if (top := int(domains.indices.max())) >= count:
+                message = f"split {name!r} has example {top}, but the dataset has {count} examples"
+                raise InputError(f"{message}, which count from 0.")
+        if "train" not in self.splits:
+            raise InputError(f"splits are {', '.join(self.splits) or 'empty'}; there must be 'train'.")
 
     @property
     def task(self) -> Task:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.data.batch import Examples, TensorData, leaves
+from shoal.data.batch import Examples, TensorData, tensors_in
 from shoal.data.domains import Domains
 from shoal.errors import InputError
 
@@ -18,18 +18,15 @@ CHUNK = 2**16  # examples that are tested together: bounds the memory for tempor
 
 
 def check_examples(examples: Examples, domains: Domains, classes: int | None, sample: int = 64) -> None:
-    """Refuse indices beyond the dataset, features that are not finite, and wrong labels.
+    """Refuse features that are not finite, and wrong labels.
 
     :class:`TensorData` is checked completely; of other datasets, the labels that are known and the first
     example of up to ``sample`` domains. Examples that are in no domain do not count. ``classes`` is ``None``
     for regression.
     """
-    count = len(examples)
-    if (top := int(domains.indices.max())) >= count:
-        name = domains.names[domains.domain_at(int(domains.indices.argmax()))]
-        raise InputError(f"domain {name!r} has example {top}, but the dataset has {count} examples.")
+    every = np.arange(len(examples))
     if isinstance(examples, TensorData):
-        _check_batch(np.arange(count), domains, classes, examples.x, examples.y, examples.weight)
+        _refuse(domains, every, _problems(examples.x, examples.y, examples.weight, classes))
         if examples.weight is not None:
             weights = examples.weight.numpy(force=True)[domains.indices]
             totals = np.add.reduceat(weights, domains.offsets[:-1])
@@ -38,38 +35,35 @@ def check_examples(examples: Examples, domains: Domains, classes: int | None, sa
                 raise InputError(f"every weight of domain {name!r} is 0; remove it.")
         return
     if classes is not None and (labels := examples.known_labels()) is not None:
-        rows = np.flatnonzero(labels != -1)
-        if len(rows):
-            _check_batch(rows, domains, classes, (), torch.as_tensor(labels[rows]))
-    for d in range(min(len(domains), sample)):
-        rows = domains.indices_of(d)[:1]
-        _check_batch(rows, domains, classes, *examples.batch(rows))
+        _refuse(domains, every, _problems((), torch.as_tensor(labels), None, classes))
+    for start in domains.offsets[:-1][:sample]:
+        rows = domains.indices[start : start + 1]
+        x, y, *weight = examples.batch(rows)
+        _refuse(domains, rows, _problems(x, y, weight[0] if weight else None, classes))
 
 
-def _check_batch(
-    rows: NDArray[Any], domains: Domains, classes: int | None, x: Any, y: Tensor, weight: Tensor | None = None
-) -> None:
+def _refuse(domains: Domains, rows: NDArray[Any], problems: Iterator[tuple[Tensor, str]]) -> None:
     """Refuse the first wrong example in a domain; ``rows`` are the indices of the examples."""
-    for wrong, what in _problems(x, y, weight, classes):
-        if wrong.any():
-            entries = np.flatnonzero(np.isin(domains.indices, rows[wrong.cpu().numpy()]))
-            if len(entries):
-                entry = int(entries[domains.indices[entries].argmin()])
-                d, example = domains.domain_at(entry), int(domains.indices[entry])
-                place = entry - int(domains.offsets[d])
-                of_all = "" if place == example else f" (example {example} of all)"
-                raise InputError(f"example {place} of domain {domains.names[d]!r}{of_all} has {what}.")
+    for wrong, what in problems:
+        if not wrong.any():
+            continue
+        entries = np.flatnonzero(np.isin(domains.indices, rows[wrong.numpy(force=True)]))
+        if len(entries):
+            entry = int(entries[domains.indices[entries].argmin()])
+            d, example = domains.domain_at(entry), int(domains.indices[entry])
+            place = entry - int(domains.offsets[d])
+            of_all = "" if place == example else f" (example {example} of all)"
+            raise InputError(f"example {place} of domain {domains.names[d]!r}{of_all} has {what}.")
 
 
 def _problems(x: Any, y: Tensor, weight: Tensor | None, classes: int | None) -> Iterator[tuple[Tensor, str]]:
     """For each check, which examples fail it and what is wrong with them."""
-    for part in leaves(x):
-        if isinstance(part, Tensor):
-            yield _not_finite(part), "a feature that is not finite"
+    for part in tensors_in(x):
+        yield not_finite(part), "a feature that is not finite"
     if weight is not None:
-        yield _not_finite(weight) | (weight < 0), "a weight that is not at least 0"
+        yield not_finite(weight) | (weight < 0), "a weight that is not at least 0"
     if classes is None:
-        yield _not_finite(y), "a target that is not finite"
+        yield not_finite(y), "a target that is not finite"
         return
     if y.is_floating_point() or y.dtype == torch.bool:
         raise InputError(f"labels are {y.dtype}; with classes={classes} they must be integers: y.long().")
@@ -83,9 +77,8 @@ def _problems(x: Any, y: Tensor, weight: Tensor | None, classes: int | None) -> 
     yield wrong, f"a wrong label; labels range from {low} to {high}; {right}"
 
 
-def _not_finite(values: Tensor) -> Tensor:
-    if not values.is_floating_point():
-        return torch.zeros(len(values), dtype=torch.bool, device=values.device)
+def not_finite(values: Tensor) -> Tensor:
+    """Which examples have a number that is not finite."""
     return torch.cat([~part.reshape(len(part), -1).isfinite().all(1) for part in values.split(CHUNK)])
 
 

@@ -36,11 +36,6 @@ class Domains:
         self.sizes = np.diff(self.offsets)
         if not self.names:
             raise InputError("there are no domains; at least one example is needed.")
-        if len(self.names) != len(self.sizes) or self.offsets[0] != 0 or self.offsets[-1] != len(indices):
-            raise InputError(
-                f"{len(self.names)} names, {len(self.offsets)} offsets and {len(indices)} indices do not "
-                "fit; offsets must be one more than names and run from 0 to the number of indices."
-            )
         if len(set(self.names)) < len(self.names):
             twice = Counter(self.names).most_common(1)[0][0]
             raise InputError(f"two domains have the name {twice!r}; rename one.")
@@ -54,11 +49,7 @@ class Domains:
 
     @classmethod
     def from_labels(cls, labels: Any) -> Domains:
-        """Create domains from one label (integer or string) per example; domains are in sorted order.
-
-        Args:
-            labels: domain of each example.
-        """
+        """Create domains from one label (integer or string) per example; domains are in sorted order."""
         values = _label_values(labels)
         names = sorted(set(values))
         number = {name: d for d, name in enumerate(names)}
@@ -68,11 +59,7 @@ class Domains:
 
     @classmethod
     def from_sizes(cls, sizes: Mapping[str, int]) -> Domains:
-        """Create domains of consecutive examples.
-
-        Args:
-            sizes: number of examples of each domain by name; the first has examples 0 to n - 1, and so on.
-        """
+        """Create domains of consecutive examples from the number of examples of each domain by name."""
         for name, size in sizes.items():
             if not isinstance(size, (int, np.integer)) or not 1 <= size < 2**48:
                 raise InputError(f"domain {str(name)!r} has {shown(size)} examples; it needs at least one.")
@@ -81,11 +68,7 @@ class Domains:
 
     @classmethod
     def from_indices(cls, indices: Mapping[str, Any]) -> Domains:
-        """Create domains from the indices of their examples.
-
-        Args:
-            indices: indices of the examples of each domain by name; domains may overlap.
-        """
+        """Create domains, which may overlap, from the indices of the examples of each by name."""
         parts = [_index_array(name, part) for name, part in indices.items()]
         offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return cls(indices, offsets, np.concatenate([np.empty(0, np.int64), *parts]))
@@ -103,21 +86,13 @@ class Domains:
         return {name: d for d, name in enumerate(self.names)}
 
     def number(self, name: str) -> int:
-        """Return the number of a domain.
-
-        Args:
-            name: name of the domain.
-        """
+        """Return the number of the domain of this name."""
         if (d := self._numbers.get(str(name))) is None:
             raise unknown_name("domain", name, self.names)
         return d
 
     def numbers(self, names_or_numbers: str | int | Iterable[str | int]) -> list[int]:
-        """Convert names or numbers of domains to a list of numbers.
-
-        Args:
-            names_or_numbers: one name or number, or several.
-        """
+        """Convert one name or number of a domain, or several, to a list of numbers."""
         if isinstance(names_or_numbers, (str, int, np.integer)):
             names_or_numbers = [names_or_numbers]
         chosen: list[int] = []
@@ -132,19 +107,11 @@ class Domains:
         return chosen
 
     def domain_at(self, position: int) -> int:
-        """Return the domain that an entry of ``indices`` belongs to.
-
-        Args:
-            position: position of the entry.
-        """
+        """Return the domain that the entry of ``indices`` at this position belongs to."""
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
     def indices_of(self, d: int) -> NDArray[Any]:
-        """Return the example indices of a domain, as a view.
-
-        Args:
-            d: number of the domain.
-        """
+        """Return the example indices of the domain of this number, as a view."""
         (d,) = self.numbers([d])
         return self.indices[self.offsets[d] : self.offsets[d + 1]]
 
@@ -154,11 +121,7 @@ class Domains:
         return ordered[np.diff(ordered, prepend=-1) > 0]
 
     def select(self, names_or_numbers: str | int | Iterable[str | int]) -> Domains:
-        """Return only some domains, in the given order, renumbered from 0.
-
-        Args:
-            names_or_numbers: names or numbers of the domains.
-        """
+        """Return only the domains of these names or numbers, in this order, renumbered from 0."""
         chosen = np.asarray(self.numbers(names_or_numbers), dtype=np.int64)
         sizes = self.sizes[chosen]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -166,11 +129,7 @@ class Domains:
         return Domains([self.names[d] for d in chosen], offsets, self.indices[places])
 
     def filter(self, keep: NDArray[np.bool_]) -> Domains:
-        """Keep only some entries of ``indices``; empty domains are removed.
-
-        Args:
-            keep: mask over the entries of ``indices``.
-        """
+        """Keep only entries of ``indices``, by a mask over all of them; empty domains are removed."""
         sizes = np.add.reduceat(keep, self.offsets[:-1], dtype=np.int64)
         left = np.flatnonzero(sizes)
         offsets = np.concatenate([[0], np.cumsum(sizes[left])])
@@ -208,9 +167,9 @@ def _label_values(labels: Any) -> list[Any]:
 def _index_array(name: str, indices: Any) -> NDArray[np.int64]:
     """A domain's list of indices as integers."""
     array = _as_array(indices, f"the indices of domain {str(name)!r}")
-    if array.dtype.kind == "b":
-        raise InputError(f"domain {str(name)!r} is a mask; pass indices instead: `mask.nonzero()[0]`.")
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         form = f"indices of shape {array.shape} and type {array.dtype}"
-        raise InputError(f"domain {str(name)!r} has {form}; it must be a flat list of integers.")
+        raise InputError(
+            f"domain {str(name)!r} has {form}; it must be a flat list of integers (of a mask: np.nonzero)."
+        )
     return array.astype(np.int64, copy=False)

@@ -154,11 +154,10 @@ def get(download: Download, folder: Path, on_progress: OnProgress = lambda file,
 def _unpack(path: Path, to: Path) -> None:
     """By the filter for data: no member outside of the folder, no links out of it, no devices."""
     try:
-        if path.name.endswith(".zip"):
+        if path.name.endswith(".zip"):  # which holds neither links nor devices for zipfile
             shutil.unpack_archive(path, to)
         elif path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            with tarfile.open(path) as archive:
-                archive.extractall(to, filter="data")
+            shutil.unpack_archive(path, to, filter="data")
         else:
             shutil.copy(path, to)
     except (shutil.ReadError, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
@@ -208,7 +207,7 @@ class Resume:
             try:
                 self._continue(url)
                 break
-            except (ConnectionError, Timeout, ChunkedEncodingError):
+            except (ConnectionError, Timeout, ChunkedEncodingError):  # the last: fewer bytes than announced
                 if attempt == TRIES:
                     raise
                 time.sleep(2**attempt)
@@ -223,33 +222,21 @@ class Resume:
         if done:
             headers |= {"Range": f"bytes={done}-", "If-Range": self.tag.read_text()}
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+            about = response.headers
             if response.status_code == 416:  # the file is shorter than what came, or all of it is there
                 self.tag.unlink()
                 raise requests.ConnectionError("the part that was downloaded does not fit the file")
             response.raise_for_status()
-            if response.headers.get("Content-Type", "").startswith("text/html"):
+            if about.get("Content-Type", "").startswith("text/html"):
                 why = "as Google Drive does after too many downloads"
                 raise requests.RequestException(f"the server sent a web page instead of the file, {why}")
             done = done if response.status_code == 206 else 0
-            version = response.headers.get("ETag") or response.headers.get("Last-Modified")
+            version = about.get("ETag") or about.get("Last-Modified")
             self.tag.unlink(missing_ok=True)
             if version and not version.startswith("W/"):
                 self.tag.write_text(version)
-            total = (
-                done + int(response.headers["Content-Length"])
-                if "Content-Length" in response.headers
-                else None
-            )
+            total = done + int(about["Content-Length"]) if "Content-Length" in about else None
             with self.part.open("ab" if done else "wb") as file:
                 for chunk in response.iter_content(2**16):
                     done += file.write(chunk)
                     self.on_progress(self.part.stem, done, total)
-        if total is not None and done < total:
-            raise requests.ConnectionError(f"the connection was closed after {done:,} of {total:,} bytes")
-
-
-def amount(size: float) -> str:
-    """Bytes in words."""
-    units = ("bytes", "kB", "MB", "GB")
-    place = next((n for n in range(3) if size < 1000 ** (n + 1)), 3)
-    return f"{size / 1000**place:,.{0 if place == 0 else 1}f} {units[place]}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -72,25 +71,18 @@ def from_hf(
         need_column(name, columns, what)
     y, names = numbered(_values(dataset, label), f"column {label!r}")
     splits = split(Domains.from_labels(_values(dataset, domain)), held_out, validation, seed)
-    notes = split_notes(splits, y.numpy() if names else None, names)
-    found = DomainData([], splits, len(names) or None, (), "", class_names=names, notes=notes)
+    about: dict[str, Any] = {"splits": splits, "classes": len(names) or None, "class_names": names}
+    about["notes"] = split_notes(splits, y.numpy() if names else None, names)
     if text is None:
-        examples = HubImages(dataset, str(image), y, size)
-        shape = (3, size, size)
-        return replace(
-            found, examples=examples, input_shape=shape, model="small-cnn", inputs=image_inputs(size)
-        )
+        examples, shape = HubImages(dataset, str(image), y, size), (3, size, size)
+        return DomainData(examples, **about, input_shape=shape, model="small-cnn", inputs=image_inputs(size))
     model, texts = str(tokenizer or DISTILBERT), _values(dataset, text)
     for row, value in enumerate(texts, 1):
         if not isinstance(value, str):
             raise InputError(f"column {text!r} has {value!r} in row {row}; it must be text.")
-    return replace(
-        found,
-        examples=TextExamples(texts, y.numpy(), tokenizer=model, max_tokens=max_tokens),
-        input_shape=(max_tokens,),
-        model=model,
-        inputs=text_inputs(model, max_tokens, column=text),
-    )
+    words = TextExamples(texts, y.numpy(), tokenizer=model, max_tokens=max_tokens)
+    inputs = text_inputs(model, max_tokens, column=text)
+    return DomainData(words, **about, input_shape=(max_tokens,), model=model, inputs=inputs)
 
 
 class HubImages(ImageFiles):
@@ -108,7 +100,7 @@ class HubImages(ImageFiles):
         self.labels = labels.numpy()
         self.rows, self.column = rows.with_format(None).cast_column(column, Image(decode=False)), column
 
-    def open(self, index: int) -> str | BinaryIO:
+    def open(self, index: int) -> Any:
         value = self.rows[int(index)][self.column] or {"bytes": b""}
         return str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"])
 

@@ -7,9 +7,8 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -38,7 +37,6 @@ IGNORED = ("thumbs.db", "desktop.ini")  # left behind by file managers, as hidde
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "images")
 """Folders that are called so hold parts of a dataset, and no domains."""
 LAYOUT = "the layout is folder/domain/class/image"
-BAD = ("stop", "skip")
 SPLITS = ("train", "validation", "test")
 VALIDATION_AUGMENTATION = 23  # what a key is for
 
@@ -122,8 +120,10 @@ def _entries(place: str | Path) -> Iterator[os.DirEntry[str]]:
 # From a file to what a model takes
 
 
-def decode(source: str | BinaryIO, least: int | None = None) -> Image:
-    """A file, or its content, in RGB; a JPEG may be decoded smaller, but with ``least`` pixels each way.
+def decode(source: Any, least: int | None = None) -> Image:
+    """A file, its content, or an image of Pillow's, in RGB.
+
+    A JPEG may be decoded smaller, but with ``least`` pixels each way.
 
     A note in it on how it was turned is not followed, as in torchvision's ImageFolder; of several frames the
     first counts.
@@ -131,6 +131,8 @@ def decode(source: str | BinaryIO, least: int | None = None) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if isinstance(source, Image.Image):
+            return to_rgb(source)
         with Image.open(source, formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
@@ -167,10 +169,6 @@ def has_transparency(path: str) -> bool:
         return False
 
 
-def need_pillow() -> None:
-    load("PIL.Image", "images")
-
-
 def described(size: int) -> dict[str, Any]:
     """How an image becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
     return {"kind": "image", "size": size, "mean": list(MEAN), "deviation": list(DEVIATION)}
@@ -182,77 +180,31 @@ class ToTensor:
     def __init__(
         self, size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
     ) -> None:
+        load("PIL.Image", "images")
         self.size = size
-        self.scale = torch.tensor([1 / (255 * d) for d in deviation])[:, None, None]
-        self.shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])[:, None, None]
+        self.mean, self.deviation = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
 
-    def pixels(self, image: Image) -> Tensor:
-        """uint8, (3, ``size``, ``size``), whatever the shape of the image was."""
+    def __call__(self, image: Image) -> Tensor:
         from PIL import Image
 
-        resized = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
-
-    def normalize(self, pixels: Tensor) -> Tensor:
-        scale, shift = _on_device(self, pixels.device)
-        return pixels.float().mul_(scale).add_(shift)
-
-    def __call__(self, source: Any) -> Tensor:
-        """An image of Pillow's, or of a file."""
-        image = to_rgb(source) if hasattr(source, "convert") else decode(source, self.size)
-        return self.normalize(self.pixels(image))
+        resized = np.array(image.resize((self.size, self.size), Image.Resampling.BILINEAR))
+        pixels = torch.from_numpy(resized).permute(2, 0, 1).contiguous()
+        return (pixels / 255 - self.mean) / self.deviation
 
 
-@lru_cache(maxsize=16)
-def _on_device(to_tensor: ToTensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scale and shift, copied to a device once."""
-    return to_tensor.scale.to(device), to_tensor.shift.to(device)
+def augmentation(size: int) -> Callable[[Image], Image]:
+    """Random changes as in DomainBed (Gulrajani and Lopez-Paz, ICLR 2021).
 
-
-# Augmentation, as in DomainBed (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021):
-# a crop of 0.7 to 1.0 of the area, a mirror image, brightness, contrast, saturation and hue by up to 0.3, and
-# one image in ten without colours. Random numbers come from torch's generator alone.
-
-
-UNCHANGED = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
-"""The numbers of an image that keeps its colours."""
-
-
-def random_colours() -> Tensor:
-    """Mirrored and grey (0 or 1), factors of brightness, contrast and saturation, the turn of the hue."""
-    flip, grey, *factors, turn = torch.rand(6).tolist()
-    factors = [1 + 0.3 * (2 * u - 1) for u in factors]
-    return torch.tensor([flip < 0.5, grey < 0.1, *factors, 0.3 * (2 * turn - 1)])
-
-
-def recolour(pixels: Tensor, colours: Tensor) -> Tensor:
-    """uint8 images (B, 3, h, w), changed as :func:`random_colours` (B, 6) say, as floats from 0 to 255.
-
-    Equal to torchvision's functions, which take one number for all images of a batch.
+    A crop of 0.7 to 1.0 of the area, a mirror image, brightness, contrast, saturation and hue by up to 0.3,
+    and one image in ten without colours. Random numbers come from torch's generator alone.
     """
-    flip, grey, brightness, contrast, saturation, turn = colours[:, :, None, None, None].unbind(1)
-    x = pixels.to(colours.dtype)
-    x = torch.where(flip > 0, x.flip(3), x)
-    x = (x * brightness).clamp(0, 255)
-    x = torch.lerp(_grey(x).mean((2, 3), keepdim=True), x, contrast).clamp(0, 255)
-    x = torch.lerp(_grey(x), x, saturation).clamp(0, 255)
-    red, green, blue = x.split(1, 1)
-    value, range_ = x.amax(1, keepdim=True), x.amax(1, keepdim=True) - x.amin(1, keepdim=True)
-    safe = torch.where(range_ == 0, 1.0, range_)
-    hue = torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4)
-    hue = torch.where(value == red, (green - blue) / safe, hue) + 6 * turn
-    distances = [(start + hue) % 6 for start in (5, 3, 1)]
-    turned = torch.cat([value - range_ * torch.minimum(d, 4 - d).clamp(0, 1) for d in distances], 1)
-    x = torch.where(turn == 0, x, turned)  # exactly
-    return torch.where(grey > 0, _grey(x), x)
-
-
-def _grey(x: Tensor) -> Tensor:
-    red, green, blue = x.split(1, 1)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-# Examples
+    v2 = load("torchvision.transforms.v2", "images")
+    crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
+    colours = v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3, hue=0.3)
+    result: Callable[[Image], Image] = v2.Compose(
+        [crop, v2.RandomHorizontalFlip(), colours, v2.RandomGrayscale(0.1)]
+    )
+    return result
 
 
 class ImageFiles(Examples):
@@ -265,8 +217,6 @@ class ImageFiles(Examples):
 
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
     the next one of its domain and split takes its place.
-
-    :meth:`load` gives bytes, and :meth:`finish` changes colours and normalizes on the device of the batch.
 
     Args:
         files: DataFrame of :func:`image_frame`.
@@ -283,16 +233,12 @@ class ImageFiles(Examples):
         augment_validation: bool = False,
         seed: int = 0,
     ) -> None:
-        need_pillow()
         self.paths = files["path"].array
         self.labels = files["label"].cat.codes.to_numpy(np.int64)
         self.groups = files["domain"].cat.codes.to_numpy(np.int64)
-        self.classes, self.domains = (tuple(files[c].cat.categories) for c in ("label", "domain"))
+        self.classes = tuple(files["label"].cat.categories)
         self.size, self.bad, self.seed, self.to_tensor = size, bad, seed, ToTensor(size)
-        self.crop: Any = None
-        if augment:
-            v2 = load("torchvision.transforms.v2", "images")
-            self.crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
+        self.augment = augmentation(size) if augment else None
         self.augment_validation, self.evaluated = augment_validation, False
         self.split = np.zeros(len(files), np.int8)  # 1 train, 2 validation, others higher; 0: none
 
@@ -300,50 +246,45 @@ class ImageFiles(Examples):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        (pixels, colours), label = self.load(index)
-        return self.finish((pixels[None], colours[None]))[0], label
-
-    def load(self, index: int) -> tuple[tuple[Tensor, Tensor], Any]:
-        """The image as uint8, and what augmentation does to its colours."""
-        augmented = self.crop is not None and self.split[index] in ((1, 2) if self.evaluated else (1,))
+        augment = self.augment if self.split[index] in ((1, 2) if self.evaluated else (1,)) else None
         # A crop of an image of twice the size has enough pixels.
-        used, image = self._read(index, 2 * self.size if augmented else self.size)
-        colours = UNCHANGED
-        if augmented:
+        used, image = self._read(index, self.size if augment is None else 2 * self.size)
+        if augment is not None:
             with torch.random.fork_rng(devices=[], enabled=self.evaluated):
                 if self.evaluated:  # not torch.manual_seed, which would reseed accelerators as well
                     seed = key(VALIDATION_AUGMENTATION, self.seed, index)[0] >> np.uint64(1)
                     torch.default_generator.manual_seed(int(seed))
-                image, colours = self.crop(image), random_colours()
-        return (self.to_tensor.pixels(image), colours), self.labels[used].item()
-
-    def finish(self, x: Any) -> Any:
-        pixels, colours = x
-        return self.to_tensor.normalize(pixels if self.crop is None else recolour(pixels, colours))
+                image = augment(image)
+        return self.to_tensor(image), self.labels[used].item()
 
     def known_labels(self) -> NDArray[Any]:
         return self.labels
 
     def path(self, index: int) -> str:
-        return str(self.paths[index])
+        return str(self.paths[index]) if isinstance(self.paths[index], str | Path) else ""
+
+    def open(self, index: int) -> Any:
+        """What :func:`decode` reads: the file at ``index``, its content, or an image of Pillow's."""
+        return self.paths[index]
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
         same = copy.copy(self)
         same.split = np.zeros(len(self), np.int8)
-        for number, (name, domains) in enumerate(splits.items(), len(SPLITS) + 1):
-            same.split[domains.examples()] = 1 + SPLITS.index(name) if name in SPLITS else number
+        for number, name in enumerate(dict.fromkeys([*SPLITS, *splits]), 1):
+            if name in splits:
+                same.split[splits[name].examples()] = number
         return same
 
     def evaluation(self) -> Self:
         """The same files, nothing about them random; see ``augment_validation``."""
         same = copy.copy(self)
-        same.crop, same.evaluated = self.crop if self.augment_validation else None, True
+        same.augment, same.evaluated = self.augment if self.augment_validation else None, True
         return same
 
     def digest(self) -> str:
         """Of all that the inputs follow from: the files (names, sizes, dates), labels and preprocessing."""
-        found = hashlib.sha256(repr((self.size, self.bad, self.classes, self.domains)).encode())
+        found = hashlib.sha256(repr((self.size, self.bad, self.classes)).encode())
         for path in self.paths:
             about = os.stat(path)
             found.update(f"{path}|{about.st_size}|{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
@@ -351,33 +292,28 @@ class ImageFiles(Examples):
             found.update(part.tobytes())
         return found.hexdigest()
 
-    def open(self, index: int) -> str | BinaryIO:
-        """The file at ``index``, or its content."""
-        return self.path(index)
-
     def _read(self, index: int, least: int) -> tuple[int, Image]:
         """The file or what takes its place, decoded, and which one it is."""
+        near = np.array([index])
+        if self.bad == "skip":  # then those of its domain and split, the next before the first
+            near = np.flatnonzero((self.groups == self.groups[index]) & (self.split == self.split[index]))
+            near = np.roll(near, -np.searchsorted(near, index))
         problem = ""
-        for i in self._candidates(index):
+        for i in near.tolist():
             try:
                 return i, decode(self.open(i), least)
             except Unreadable as error:
-                problem = problem or str(error)
+                problem = str(error)
                 if self.bad == "skip":
                     warnings.warn(f"the image {self.path(i)!r} is skipped: {error}", stacklevel=2)
         why = problem if self.bad == "stop" else "nor can any other of its domain and split"
         raise InputError(
-            f"the image {self.path(index)!r} cannot be read ({why}). Download it again, or skip "
-            "unreadable images with bad='skip'; `shoal data check` lists them all."
+            f"the image {self.path(index)!r} cannot be read ({why}). Download it again or remove it; "
+            "training skips such images with bad='skip', and `shoal data check` lists them all."
         )
 
-    def _candidates(self, index: int) -> Iterator[int]:
-        """The file, and those of its domain and split that may take its place, the next before the first."""
-        yield index
-        if self.bad == "skip":
-            near = (self.groups == self.groups[index]) & (self.split == self.split[index])
-            places = np.flatnonzero(near)
-            yield from np.roll(places, -1 - np.searchsorted(places, index))[:-1].tolist()
+
+# Datasets of files
 
 
 def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
@@ -430,14 +366,10 @@ def image_data(
 ) -> DomainData:
     """Image files as :class:`~shoal.data.DomainData`; ``options`` are those of :class:`ImageFiles`."""
     examples, notes = ImageFiles(files, **options).in_splits(splits), dict(notes or {})
-    for index in np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64).tolist():
-        path = examples.path(index)
-        if path.lower().endswith((".png", ".webp")) and has_transparency(path):
-            notes["images"] = "transparent pixels become white"
-            warnings.warn(
-                f"images such as {path!r} have transparent pixels, which become white.", stacklevel=2
-            )
-            break
+    some = files["path"].iloc[np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64)]
+    if path := next((path for path in some if has_transparency(path)), None):
+        notes["images"] = "transparent pixels become white"
+        warnings.warn(f"images such as {path!r} have transparent pixels, which become white.", stacklevel=2)
     return DomainData(
         examples=examples,
         splits=splits,
@@ -447,9 +379,6 @@ def image_data(
         inputs=described(examples.size),
         **{"model": "small-cnn", "class_names": examples.classes, **about},
     )
-
-
-# Checking
 
 
 def inspect_file(path: str) -> tuple[str | None, str, bool]:
@@ -466,10 +395,7 @@ def inspect_file(path: str) -> tuple[str | None, str, bool]:
 def inspect_files(paths: Sequence[str], workers: int, on_progress: Callable[[int], None]) -> pd.DataFrame:
     """Columns path, problem, digest and transparent of all files, decoded in full in several processes.
 
-    Args:
-        paths: the files.
-        workers: number of processes.
-        on_progress: is called with the number of files that were read.
+    ``on_progress`` is called with the number of files that were read.
     """
     import pandas as pd
     from joblib import Parallel, delayed

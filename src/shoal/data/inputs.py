@@ -1,4 +1,4 @@
-"""From raw tables, images and text to what a trained model takes.
+"""From raw tables, images and text to what a trained model takes, by the classes that training uses.
 
 :class:`~shoal.data.DomainData` describes in plain data, under ``inputs``, how its examples were made. Such a
 description is read here and nowhere else: ``reader(description, shape)`` gives a :class:`Reader`, whose
@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from shoal.data.batch import leaves, map_nest
-from shoal.data.images import BAD, ENDINGS, ToTensor, Unreadable, need_pillow
+from shoal.data.batch import Examples, TensorData, leaves
+from shoal.data.check import not_finite
+from shoal.data.images import ENDINGS, ImageFiles, ToTensor, image_frame
+from shoal.data.loader import InOrder, MetaBatchLoader
 from shoal.data.tables import Encoder, as_table, ending, is_table, need_column
-from shoal.data.text import load_tokenizer, tokenize
+from shoal.data.text import TextExamples
 from shoal.errors import InputError, check_names
+from shoal.tensors import map_nest
 
 TOKENIZER = "tokenizer"
 """The folder beside a trained model with its tokenizer's files."""
@@ -45,9 +45,7 @@ class Reader:
     Args:
         description: how examples were made in training.
         shape: of an example, as the model takes it.
-        bad: at an image that cannot be read: ``stop``, or ``skip`` it.
         column: of a table of text, which column has it.
-        names: column of a table that names the rows, which are else called by their numbers.
         folder: a trained model's, with the files that its description names. Nothing is downloaded for it.
 
     Attributes:
@@ -55,7 +53,7 @@ class Reader:
         warnings: those of the notes that say what could not be read.
     """
 
-    accepts: str
+    accepts = ""
     """What it reads, in words."""
 
     def __init__(
@@ -63,26 +61,33 @@ class Reader:
         description: Mapping[str, Any],
         shape: Sequence[int],
         *,
-        bad: str = "stop",
         column: str | None = None,
-        names: str | None = None,
         folder: Path | None = None,
     ) -> None:
-        check_names("bad_images", [bad], BAD)
-        self.description, self.shape = description, tuple(shape)
-        self.bad, self.column, self.names, self.folder = bad, column, names, folder
+        self.description, self.shape, self.column, self.folder = description, tuple(shape), column, folder
         self.notes, self.warnings = list[str](), list[str]()
+        self.prepare()
 
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
-        """The names of all examples, and a function that makes of some of them what the model takes."""
+    def prepare(self) -> None:
+        """Read the description."""
+
+    def open(self, source: Any) -> Examples:
+        """The examples of ``source``, with labels that mean nothing."""
         raise NotImplementedError
+
+    def names(self, examples: Examples) -> list[str]:
+        """The names of examples, by default their numbers."""
+        return [str(n + 1) for n in range(len(examples))]
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         """The examples of ``source`` in order."""
-        names, made = self.open(source)
-        for start in range(0, len(names), batch_size):
-            stop = min(start + batch_size, len(names))
-            yield Batch(names[start:stop], made(start, stop))
+        examples = self.open(source)
+        names = self.names(examples)
+        order = InOrder({"": np.arange(len(names))}, batch_size)
+        loader = MetaBatchLoader(examples, order, workers=workers, stop=len(order.batches))
+        for n, batch in enumerate(loader):
+            yield Batch(names[n * batch_size : (n + 1) * batch_size], batch.x)
+        loader.close()
 
     def in_units(self, outputs: NDArray[Any]) -> NDArray[Any]:
         """In regression, the model's outputs in the units of the label."""
@@ -99,13 +104,6 @@ class Reader:
     def _refused(self, source: Any) -> InputError:
         what = repr(os.fspath(source)) if isinstance(source, str | Path) else f"a {type(source).__name__}"
         return InputError(f"this model takes {self.accepts}, not {what}.")
-
-    def _rows(self, table: Any) -> list[str]:
-        """The names of the rows of a table."""
-        if self.names is None:
-            return [str(row + 1) for row in range(table.rows)]
-        need_column(self.names, table, "names of the rows")
-        return [text or "" for text in table[self.names].texts()]
 
 
 def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> Reader:
@@ -126,16 +124,15 @@ def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any)
 class Arrays(Reader):
     """Inputs that are ready: tensors, NumPy arrays (several in a tuple or mapping), or a ``.npy`` file."""
 
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        if not self.shape:
-            return "arrays of n examples, several of them in a tuple or mapping if it has several inputs"
-        return f"arrays of shape (n, {', '.join(map(str, self.shape))}), or such a .npy file"
+    def prepare(self) -> None:
+        self.accepts = "arrays of n examples, several of them in a tuple or mapping if it has several inputs"
+        if self.shape:
+            self.accepts = f"arrays of shape (n, {', '.join(map(str, self.shape))}), or such a .npy file"
 
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
+    def open(self, source: Any) -> Examples:
         if isinstance(source, str | Path) and str(source).lower().endswith(".npy"):
             try:
-                source = np.load(source, mmap_mode="r", allow_pickle=False)
+                source = np.load(source, mmap_mode="c", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
                 raise InputError(f"{str(source)!r} is not an array that can be read ({error}).") from error
         parts = [source] if self.shape else list(leaves(source))
@@ -146,21 +143,21 @@ class Arrays(Reader):
         if len({len(part) for part in parts}) > 1:
             sizes = ", ".join(str(len(part)) for part in parts)
             raise InputError(f"the inputs have {sizes} examples; the numbers must be equal.")
-        names = [str(n + 1) for n in range(len(parts[0]))]
-        return names, lambda start, stop: map_nest(lambda part: _finite(part[start:stop], start), source)
+        x = map_nest(_as_tensor, source)
+        for part in leaves(x):
+            if len(part) and (wrong := not_finite(part)).any():
+                row = int(wrong.int().argmax()) + 1
+                raise InputError(f"row {row} of the input has a number that is not finite.")
+        first = next(leaves(x))
+        return TensorData(x, torch.zeros(len(first), device=first.device))
 
 
-def _finite(part: Any, first: int) -> Tensor:
-    """Rows of an array, from number ``first`` on, as a tensor of finite numbers."""
+def _as_tensor(part: Any) -> Tensor:
+    """A tensor as it is; the floating-point numbers of an array in single precision."""
     if isinstance(part, Tensor):
-        x = part
-    else:
-        x = torch.from_numpy(np.array(part))
-        x = x.float() if x.is_floating_point() else x
-    if not bool(x.isfinite().all()):
-        row = first + int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
-        raise InputError(f"row {row + 1} of the input has a number that is not finite.")
-    return x
+        return part
+    x = torch.from_numpy(np.require(part, requirements="W"))
+    return x.float() if x.is_floating_point() else x
 
 
 class Tables(Reader):
@@ -168,23 +165,22 @@ class Tables(Reader):
 
     accepts = "a table: a .csv, .parquet or .xlsx file, a DataFrame or a mapping of columns"
 
-    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> None:
-        super().__init__(description, shape, **options)
-        self.encoder = Encoder.from_dict(description)
+    def prepare(self) -> None:
+        self.encoder = Encoder.from_dict(self.description)
 
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
+    def open(self, source: Any) -> Examples:
         if not is_table(source):
             raise self._refused(source)
         table = as_table(source)
         for name in self.encoder.names:
             need_column(name, table, f"model in {table.where}")
-        if unused := [repr(name) for name in table if name not in (*self.encoder.names, self.names)]:
+        if unused := [repr(name) for name in table if name not in self.encoder.names]:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
             self.notes.append(f"columns not used: {', '.join(unused[:5])}{more}.")
         self.warnings += (unknown := self.encoder.unknown(table).notes())
         self.notes += unknown
-        encode = self.encoder.transform
-        return self._rows(table), lambda a, b: torch.from_numpy(encode(table, np.arange(a, b)))
+        x = torch.from_numpy(self.encoder.transform(table, np.arange(table.rows)))
+        return TensorData(x, torch.zeros(len(x)))
 
     def in_units(self, outputs: NDArray[Any]) -> NDArray[Any]:
         return self.encoder.predictions(outputs)
@@ -195,57 +191,57 @@ class Texts(Reader):
 
     accepts = "text: a list of strings, a .txt file with one per line, or a table with a column of text"
 
-    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> None:
-        super().__init__(description, shape, **options)
-        self.max_tokens, self.pad_to = int(description["max_tokens"]), description.get("pad_to", 8)
-        if self.max_tokens < 1 or (self.pad_to != "max" and int(self.pad_to) < 1):
-            raise ValueError(f"max_tokens {self.max_tokens}, pad_to {self.pad_to}")
-        self.name = str(description["tokenizer"])
+    def prepare(self) -> None:
+        about, name = self.description, str(self.description["tokenizer"])
+        if self.folder is not None:
+            place = self.folder / name
+            if Path(name).name != name or name == ".." or not place.is_dir():
+                where = repr(str(place.parent))
+                raise InputError(f"there is no tokenizer {name!r} next to the model in {where}.")
+            name = str(place.resolve())
+        self.options = {
+            "tokenizer": name,
+            "max_tokens": about["max_tokens"],
+            "pad_to": about.get("pad_to", 8),
+        }
+        self.words = TextExamples([], [], **self.options)
 
-    @cached_property
-    def tokenizer(self) -> Any:
-        if self.folder is None:
-            return load_tokenizer(self.name)
-        place = self.folder / self.name
-        if Path(self.name).name != self.name or self.name == ".." or not place.is_dir():
-            where = repr(str(place.parent))
-            raise InputError(f"there is no tokenizer {self.name!r} next to the model in {where}.")
-        return load_tokenizer(str(place.resolve()))
-
-    def open(self, source: Any) -> tuple[list[str], Callable[[int, int], Any]]:
-        names: list[str] | None = None
-        if isinstance(source, str | Path) and str(source).lower().endswith(".txt"):
-            texts = _lines(Path(source).expanduser())
+    def open(self, source: Any) -> Examples:
+        path = Path(source).expanduser() if isinstance(source, str | Path) else None
+        if path is not None and path.suffix.lower() == ".txt":
+            try:
+                with path.open(encoding="utf-8-sig") as file:
+                    texts = [line.rstrip("\n") for line in file]
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
         elif is_table(source):
             table = as_table(source)
             column = self.column or self.description.get("column")
             if column is None and len(table) > 1:
                 raise InputError(f"specify the text column of {table.where}, one of: {', '.join(table)}.")
             column = need_column(str(column), table, "text") if column else next(iter(table))
-            texts, names = [text or "" for text in table[column].texts()], self._rows(table)
-        elif isinstance(source, str | Path) or not hasattr(source, "__len__"):
+            texts = [text or "" for text in table[column].texts()]
+        elif path is not None or not hasattr(source, "__len__"):
             raise self._refused(source)
         else:
             texts = list(source)
             for n, text in enumerate(texts, 1):
                 if not isinstance(text, str):
                     raise InputError(f"text {n} is a {type(text).__name__}; each must be a str.")
-        return names or [str(n + 1) for n in range(len(texts))], lambda a, b: self._ids(texts[a:b])
-
-    def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        return tokenize(self.tokenizer, texts, self.max_tokens, self.pad_to)
+        return TextExamples(texts, np.zeros(len(texts)), **self.options)
 
     def sample(self, count: int, seed: int = 0) -> Any:
         """Words of the tokenizer's own, up to eight per text, with another seed up to sixteen and so on."""
-        words = sorted(word for word in self.tokenizer.get_vocab() if word.isalpha()) or ["a"]
+        words = sorted(word for word in self.words.loaded.get_vocab() if word.isalpha()) or ["a"]
         rng = np.random.default_rng(seed)
         lengths = [8 * (seed + 1), *rng.integers(1, 8 * (seed + 1), count - 1).tolist()]
-        return self._ids([" ".join(rng.choice(words, length)) for length in lengths])
+        return self.words.encode([" ".join(rng.choice(words, length)) for length in lengths])
 
     def portable(self) -> tuple[Mapping[str, Any], dict[str, bytes]]:
         """With the tokenizer's files: using the model needs neither a network nor the folder they were in."""
         with tempfile.TemporaryDirectory() as place:
-            self.tokenizer.save_pretrained(place)
+            self.words.loaded.save_pretrained(place)
             files = {f"{TOKENIZER}/{p.name}": p.read_bytes() for p in Path(place).iterdir()}
         return {**self.description, "tokenizer": TOKENIZER}, files
 
@@ -256,7 +252,8 @@ def offline() -> Iterator[None]:
     try:
         from huggingface_hub import constants
     except ImportError:
-        constants = SimpleNamespace(HF_HUB_OFFLINE=True)  # type: ignore[assignment]
+        yield
+        return
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
@@ -264,90 +261,53 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a text file, blank ones too, so that numbers are those of an editor."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            return [line.rstrip("\n") for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
-
-
 class Images(Reader):
     """Images as in evaluation: of a folder and all below it, of a list of files, or a single one."""
 
     accepts = "images: files, or a folder of them, or a list of Pillow's"
+    root: Path | None = None
+    """The folder that was opened."""
 
-    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> None:
-        super().__init__(description, shape, **options)
-        if (size := int(description["size"])) < 1:
-            raise ValueError(f"size {size}")
-        self.to_tensor = ToTensor(size, description["mean"], description["deviation"])
+    def prepare(self) -> None:
+        about = self.description
+        self.to_tensor = ToTensor(about["size"], about["mean"], about["deviation"])
 
-    def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
-        need_pillow()
-        images, generator = _Decoded(*self._files(source), self.to_tensor), torch.Generator()
-        loader = DataLoader(images, batch_size, num_workers=workers, collate_fn=list, generator=generator)
-        for items in loader:
-            sound = []
-            for name, x in items:
-                if isinstance(x, Tensor):
-                    sound.append((name, x))
-                elif self.bad == "skip":
-                    self.notes.append(f"the image {name!r} is skipped: {x}")
-                else:
-                    advice = "Download it again, or skip such images (bad_images: skip)"
-                    raise InputError(f"the image {name!r} cannot be read ({x}). {advice}.")
-            if sound:
-                names, tensors = zip(*sound, strict=True)
-                yield Batch(list(names), torch.stack(tensors))
-
-    def _files(self, source: Any) -> tuple[list[str], list[Any]]:
-        """Names, and images of Pillow's or paths; in a folder, a name is the path from there."""
+    def open(self, source: Any) -> Examples:
         several = [source] if isinstance(source, str | Path) else source
         if isinstance(several, Tensor | np.ndarray | Mapping) or not hasattr(several, "__iter__"):
             raise self._refused(source)
-        several = list(several)
-        if several and all(hasattr(each, "convert") for each in several):
-            return [str(n + 1) for n in range(len(several))], several
-        if not all(isinstance(each, str | Path) for each in several):
-            raise self._refused(source)
-        paths = [Path(each).expanduser() for each in several]
-        if len(paths) == 1 and paths[0].is_dir():
-            return self._below(paths[0])
-        for path in paths:
-            if ending(path):
-                raise InputError(f"this model takes images, and {path.name!r} is a table.")
-            if not path.is_file():
-                raise InputError(f"there is no image {str(path)!r}.")
-        return [str(path) for path in paths], [str(path) for path in paths]
+        images = list(several)
+        if not all(hasattr(each, "convert") for each in images):
+            if not all(isinstance(each, str | Path) for each in images):
+                raise self._refused(source)
+            images = [Path(each).expanduser() for each in images]
+            if len(images) == 1 and images[0].is_dir():
+                self.root, images = images[0], self._below(images[0])
+            for path in images:
+                if ending(path):
+                    raise InputError(f"this model takes images, and {path.name!r} is a table.")
+                if not path.is_file():
+                    raise InputError(f"there is no image {str(path)!r}.")
+        examples = ImageFiles(image_frame((image, "", "") for image in images), size=self.to_tensor.size)
+        examples.to_tensor = self.to_tensor
+        return examples
 
-    def _below(self, root: Path) -> tuple[list[str], list[str]]:
+    def names(self, examples: Examples) -> list[str]:
+        """Those of files, in a folder from there; images in memory have numbers."""
+        paths = [examples.path(n) for n in range(len(examples))]
+        if self.root is not None:
+            return [str(Path(path).relative_to(self.root)) for path in paths]
+        return paths if all(paths) else super().names(examples)
+
+    def _below(self, root: Path) -> list[Path]:
         """The images in a folder and all below it, sorted; other files are mentioned."""
-        every = [path.relative_to(root) for path in sorted(root.rglob("[!.]*")) if path.is_file()]
-        images = [str(path) for path in every if path.suffix.lower() in ENDINGS]
+        every = [path for path in sorted(root.rglob("[!.]*")) if path.is_file()]
+        images = [path for path in every if path.suffix.lower() in ENDINGS]
         if not images:
             raise InputError(f"there is no image in {str(root)!r} or its subfolders: {', '.join(ENDINGS)}.")
         if others := len(every) - len(images):
             self.notes.append(f"{others} files in {str(root)!r} are not images ({', '.join(ENDINGS)}).")
-        return images, [str(root / path) for path in images]
-
-
-class _Decoded(Dataset["tuple[str, Tensor | str]"]):
-    """Files, or Pillow's images, by name: as the model takes them, or why one cannot be read."""
-
-    def __init__(self, names: Sequence[str], files: Sequence[Any], to_tensor: ToTensor) -> None:
-        self.names, self.files, self.to_tensor = names, files, to_tensor
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[str, Tensor | str]:
-        try:
-            return self.names[index], self.to_tensor(self.files[index])
-        except Unreadable as error:
-            return self.names[index], str(error)
+        return images
 
 
 KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Images, "table": Tables, "text": Texts}

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from shoal.data.batch import Examples, MetaBatch, TensorData, as_examples, collated
+from shoal.data.batch import Examples, MetaBatch, TensorData, as_examples
 from shoal.data.sampler import BLOCK, key
 from shoal.errors import InputError
+from shoal.tensors import map_nest
 
 ITEMS = 21  # what a key is for
 
@@ -25,14 +26,7 @@ def to_device(x: Any, device: torch.device | str | None) -> Any:
     """A tensor, or any nest of tensors, on ``device``; ``None`` leaves everything where it is."""
     if device is None:
         return x
-    if isinstance(x, Tensor):
-        return x.to(device, non_blocking=True)
-    if isinstance(x, (list, tuple)):
-        parts = [to_device(part, device) for part in x]
-        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
-    if hasattr(x, "to"):  # what a tokenizer returns, graphs, packed sequences
-        return x.to(device)
-    return {name: to_device(part, device) for name, part in x.items()} if isinstance(x, Mapping) else x
+    return map_nest(lambda part: part.to(device, non_blocking=True) if hasattr(part, "to") else part, x)
 
 
 class MetaBatchLoader:
@@ -102,35 +96,48 @@ class MetaBatchLoader:
     def draws(self) -> Iterator[Draw]:
         """The examples of each step, if they are in memory, for :meth:`gather`."""
         assert isinstance(self.examples, TensorData)
-        (first, every), device = self.share, self.examples.device
-        for start in range(self.start, self.stop, BLOCK):
-            numbers, indices = self.sampler.plans(start, min(start + BLOCK, self.stop))
-            parts = [indices] if isinstance(indices, np.ndarray) else [rows[None] for rows in indices]
-            for part in parts:  # of steps that are all of the same size
-                rows = part[:, :, first::every]
-                steps, slots, size = rows.shape
+        (first, every), device, step = self.share, self.examples.device, self.start
+        while step < self.stop:
+            numbers, indices = self.sampler.plans(step, min(step + BLOCK, self.stop))
+            for rows in [indices] if isinstance(indices, np.ndarray) else [each[None] for each in indices]:
+                own = rows[:, :, first::every]  # of steps that are all of the same size
+                steps, slots, size = own.shape
                 blocks = np.broadcast_to(np.arange(slots), (steps, slots)) if numbers is None else numbers
-                number = np.arange(start, start + steps)[:, None]
-                columns = [rows.reshape(steps, -1), np.repeat(blocks, size, axis=1), number]
-                plan, start = torch.from_numpy(np.concatenate(columns, axis=1)), start + steps
+                columns = [own.reshape(steps, -1), np.repeat(blocks, size, axis=1)]
+                plan = torch.from_numpy(np.column_stack([*columns, np.arange(step, step + steps)]))
                 if device.type == "cuda":
                     plan = plan.pin_memory().to(device, non_blocking=True)
                 yield from (Draw(row, (size,) * slots) for row in plan.unbind())
+                step += steps
 
     def gather(self, draw: Draw) -> MetaBatch:
         """The examples of a step, in memory."""
         x, y, *weight = self.examples.batch(draw.rows)
         return MetaBatch(self.enter(x), y, draw.domain, draw.sizes, *weight)
 
-    def _batch(self, loaded: tuple[Any, NDArray[Any]] | InputError) -> MetaBatch:
-        if isinstance(loaded, InputError):  # of a worker process; raised here, without the traceback of there
+    def _batch(self, read: tuple[Any, NDArray[Any]] | InputError) -> MetaBatch:
+        if isinstance(read, InputError):  # of a worker process; raised here, without the traceback of there
             self.close()
-            raise InputError(loaded.args[0], loaded.option)
-        parts, blocks = loaded
-        x, y, *weight = to_device(parts, self.device)
-        size = len(y) // len(blocks)
-        domain = to_device(torch.from_numpy(np.repeat(blocks, size)), y.device)
-        return MetaBatch(self.enter(self.examples.finish(x)), y, domain, (size,) * len(blocks), *weight)
+            raise InputError(read.args[0], read.option)
+        parts, blocks = read
+        size = len(parts[1]) // len(blocks)
+        domain = torch.from_numpy(np.repeat(blocks, size))
+        x, y, domain, *weight = to_device([*parts[:2], domain, *parts[2:]], self.device)
+        return MetaBatch(self.enter(x), y, domain, (size,) * len(blocks), *weight)
+
+
+class InOrder:
+    """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
+
+    seed = 0
+
+    def __init__(self, which: Mapping[str, NDArray[Any]], size: int) -> None:
+        parts = {name: np.split(w, range(size, len(w), size)) for name, w in which.items() if len(w)}
+        self.batches = [(name, len(rows)) for name, batches in parts.items() for rows in batches]
+        self._rows = [rows.astype(np.int64)[None] for batches in parts.values() for rows in batches]
+
+    def plans(self, start: int, stop: int) -> tuple[None, list[NDArray[Any]]]:
+        return None, self._rows[start:stop]
 
 
 class Draw(NamedTuple):
@@ -159,7 +166,7 @@ class Draw(NamedTuple):
 
 
 class _Steps(Dataset[Any]):
-    """What is loaded of each step: x, y and perhaps weights, and the domains of its blocks.
+    """What is read of each step: x, y and perhaps weights, and the domains of its blocks.
 
     Wrong data are an answer too: the main process raises the error.
     """
@@ -170,21 +177,20 @@ class _Steps(Dataset[Any]):
     def __getitem__(self, step: int) -> tuple[Any, NDArray[Any]] | InputError:
         numbers, indices = self.sampler.plans(step, step + 1)
         blocks, size = indices[0].shape
-        places = np.arange(blocks)
+        places, own = np.arange(blocks), slice(self.share[0], None, self.share[1])
         seeds = key(self.sampler.seed, ITEMS, step, places)[:, None] + np.arange(size, dtype=np.uint64)
-        own = slice(self.share[0], None, self.share[1])
         plan = zip(indices[0][:, own].ravel().tolist(), seeds[:, own].ravel().tolist(), strict=True)
         try:
             with seeded(0):
-                items = [self._load(index, seed) for index, seed in plan]
-                return collated(self.examples, items), places if numbers is None else numbers[0]
+                items = [self._read(index, seed) for index, seed in plan]
+                return self.examples.collated(items), places if numbers is None else numbers[0]
         except InputError as error:
             return error
 
-    def _load(self, index: int, seed: int) -> Any:
+    def _read(self, index: int, seed: int) -> Any:
         seed_all(seed)
         try:
-            return self.examples.load(index)
+            return self.examples[index]
         except OSError as error:  # a broken or missing file
             why = f"{type(error).__name__}: {error}"
             raise InputError(f"example {index} of the dataset cannot be read: {why}") from error

@@ -55,35 +55,28 @@ def permute(key: Words, n: int | NDArray[Any], positions: NDArray[Any]) -> NDArr
     among the n hashes, and all n! orders are equally likely. The arguments broadcast.
     """
     key, sizes, values = np.broadcast_arrays(key, np.asarray(n, dtype=np.uint64), positions.astype(np.uint64))
-    small = sizes <= SMALL
-    if small.all():
-        return _ranks(key, sizes, values)
-    if not small.any():
-        return _feistel(key, sizes, values)
-    result = np.empty(sizes.shape, dtype=np.int64)
-    result[small] = _ranks(key[small], sizes[small], values[small])
-    result[~small] = _feistel(key[~small], sizes[~small], values[~small])
+    result, small = np.empty(sizes.shape, dtype=np.int64), sizes <= SMALL
+    for which, method in ((small, _ranks), (~small, _feistel)):
+        if which.any():
+            result[which] = method(key[which], sizes[which], values[which])
     return result
 
 
 def _ranks(key: Words, sizes: Words, values: Words) -> NDArray[np.int64]:
     others: Words = np.arange(sizes.max(), dtype=np.uint64)
-    hashes = _mixed(key[..., None] + others * GOLDEN)
-    own = np.take_along_axis(hashes, values.astype(np.int64)[..., None], axis=-1)
-    rank: NDArray[np.int64] = ((hashes < own) & (others < sizes[..., None])).sum(axis=-1)
+    hashes = _mixed(key[:, None] + others * GOLDEN)
+    own = np.take_along_axis(hashes, values.astype(np.int64)[:, None], axis=1)
+    rank: NDArray[np.int64] = ((hashes < own) & (others < sizes[:, None])).sum(axis=1)
     return rank
 
 
 def _feistel(key: Words, sizes: Words, values: Words) -> NDArray[np.int64]:
     a = np.ceil(np.sqrt(sizes)).astype(np.uint64)
     b = (sizes + a - ONE) // a
-    round_keys = _mixed(key + ROUND.reshape(-1, *[1] * key.ndim))
+    round_keys = _mixed(key + ROUND[:, None])
     result = _rounds(round_keys, a, b, values)
-    outside = result >= sizes
-    while outside.any():
-        again = _rounds(round_keys[:, outside], a[outside], b[outside], result[outside])
-        result[outside] = again
-        outside[outside] = again >= sizes[outside]
+    while (outside := np.flatnonzero(result >= sizes)).size:
+        result[outside] = _rounds(round_keys[:, outside], a[outside], b[outside], result[outside])
     return result.astype(np.int64)
 
 
@@ -384,6 +377,5 @@ class WithDomain(Dataset[Any]):
             return {**item, "domain": domain}
         if isinstance(item, (tuple, list)):
             return (*item, domain)
-        raise InputError(
-            f"item {index} of the dataset is a {type(item).__name__}; it must be a tuple (x, y) or a mapping."
-        )
+        kind = type(item).__name__
+        raise InputError(f"item {index} of the dataset is a {kind}; it must be a tuple (x, y) or a mapping.")

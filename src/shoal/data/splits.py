@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.errors import InputError, listed, shown, unknown_name
+from shoal.settings import Range, checked
 
 SHARE = 0.2
 """Of every training domain, for validation."""
 Names = str | float | bool | Iterable[str | float | bool] | None
 """Of domains; numbers as they are in the data."""
+Share = Annotated[float, Range(above=0, below=1)]
 HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 
@@ -52,7 +54,8 @@ def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -
     return domains.filter(keep), test
 
 
-def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
+@checked
+def hold_out_examples(domains: Domains, share: Share, seed: int) -> tuple[Domains, Domains]:
     """Hold out a fraction of the examples of every domain.
 
     An example in several domains is assigned by the smallest of them, which holds out its fraction (to within
@@ -74,8 +77,6 @@ def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domain
         The remaining and the held-out examples. Every domain keeps at least one remaining example; domains
         without held-out examples are missing in the second, so match the two by name.
     """
-    if not 0 < share < 1:
-        raise InputError(f"must be between 0 and 1, such as 0.2, got {share!r}.", "share")
     assigning = assigning_entries(domains)
     counts = np.add.reduceat(assigning, domains.offsets[:-1], dtype=np.int64)
     order = permute(key(seed, ORDER), len(domains), np.arange(len(domains)))
@@ -125,7 +126,14 @@ def split(
         train, validation = hold_out_examples(rest, share, seed)
         return {"train": train, "validation": validation, **result}
     if result:
-        rest = _without(rest, np.isin(entities[rest.indices], entities[result["test"].examples()]))
+        lost = np.isin(entities[rest.indices], entities[result["test"].examples()])
+        if lost.all():
+            raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
+        counts = np.add.reduceat(lost, rest.offsets[:-1], dtype=np.int64)
+        if each := [f"{counts[d]:,} of {rest.sizes[d]:,} of {rest.names[d]}" for d in counts.nonzero()[0]]:
+            message = "not used, because the same entity (group) is in the held-out domain"
+            warnings.warn(f"{message}: {_some(each)}", stacklevel=3)
+        rest = rest.filter(~lost)
     # The same domains of entities instead of examples, each entity once.
     pairs = np.stack([np.repeat(np.arange(len(rest)), rest.sizes), entities[rest.indices]])
     of, members = np.unique(pairs, axis=1)
@@ -133,17 +141,6 @@ def split(
     _, held = hold_out_examples(Domains(rest.names, offsets, members), share, seed)
     away = np.isin(entities[rest.indices], held.examples())
     return {"train": rest.filter(~away), "validation": rest.filter(away), **result}
-
-
-def _without(domains: Domains, lost: NDArray[np.bool_]) -> Domains:
-    """``domains`` without the entries whose entity is in a held-out domain too, with a warning."""
-    if lost.all():
-        raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
-    counts = np.add.reduceat(lost, domains.offsets[:-1], dtype=np.int64)
-    if each := [f"{counts[d]:,} of {domains.sizes[d]:,} of {domains.names[d]}" for d in counts.nonzero()[0]]:
-        message = "not used, because the same entity (group) is in the held-out domain"
-        warnings.warn(f"{message}: {_some(each)}", stacklevel=4)
-    return domains.filter(~lost)
 
 
 def split_notes(
@@ -167,9 +164,8 @@ def _some(names: Iterable[str]) -> str:
 
 def held_out_names(names: Names, known: Sequence[str]) -> list[str]:
     """The domains to hold out, none, one or several, by name: 3.0 is the domain 3."""
-    if names is None:
-        return []
-    several = [names] if isinstance(names, (str, int, float, np.number)) else listed(names, "held_out")
+    one = isinstance(names, (str, int, float, np.number))
+    several = [names] if one else listed(() if names is None else names, "held_out")
     found = []
     for name in several:
         if not isinstance(name, (str, int, float, np.number, np.bool_)) or name != name:
@@ -179,12 +175,10 @@ def held_out_names(names: Names, known: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(found))
     if unknown := [name for name in found if name not in known]:
         raise unknown_name("domain", unknown[0], known, "held_out")
-    if found and len(known) < 2:
-        message = f"there is only one domain, {known[0]!r}; holding it out leaves nothing to train on."
-        raise InputError(message, "held_out")
     if len(found) == len(known):
-        message = f"all {len(known)} domains are held out; nothing is left to train on."
-        raise InputError(message, "held_out")
+        which = f"all {len(known)} domains are held out"
+        which = f"there is only one domain, {known[0]!r}" if len(known) == 1 else which
+        raise InputError(f"{which}; nothing is left to train on.", "held_out")
     return found
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from scipy.ndimage import binary_erosion
 
-from shoal.data.images import need_pillow
 from shoal.datasets.cdsprites import LATENT_SIZES, SHAPES, render
 from shoal.errors import InputError
 from shoal.files import write_atomically
+from shoal.vision import load
 
 COLUMNS = (
     *("patient", "hospital", "admitted", "age", "sex", "smoker", "pain", "pressure", "cholesterol"),
@@ -102,7 +102,7 @@ def write_images(folder: str | Path = "photos") -> Path:
     Squares, ellipses and hearts (the classes) in four styles (the domains): ``paint``, ``street``, ``night``
     and ``sketch``. A folder that exists is not written to. Needs Pillow.
     """
-    need_pillow()
+    load("PIL.Image", "images")
     from PIL import Image
 
     folder, draw = _new(folder), np.random.RandomState(0)  # whose stream no version of NumPy changes

@@ -6,7 +6,7 @@ selected on validation. A model that is saved is then fitted again to training a
 
 The linear model of images is one of a few averaged pixels, or of the features of a frozen backbone; that of
 text is one of the TF-IDF of its tokens. Its coefficients are the head of a network that computes these from
-images or token ids, so that it is saved, loaded and exported as any network.
+rows, images or token ids, so that it is saved, loaded and exported as any network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from scipy.special import log_softmax
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
@@ -40,7 +41,7 @@ from shoal.experiments.record import RunRecord
 from shoal.experiments.run import data_of, of_same_run
 from shoal.experiments.search import Space
 from shoal.models import build
-from shoal.models.baseline import LEAST, Baseline, BoostedBaseline, Coefficients, LinearBaseline
+from shoal.models.baseline import FILE, LEAST, BoostedBaseline
 from shoal.models.feature_model import FeatureModel
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.calibration import calibration as calibration_of
@@ -173,18 +174,27 @@ def _term_counts(examples: TextExamples) -> Any:
     return csr_matrix((np.ones(len(places[0]), np.float32), places), shape)
 
 
-def with_head(network: FeatureModel, model: LinearBaseline) -> FeatureModel:
-    """The network with the coefficients of a fitted model; classes without training rows are unlikely."""
-    weight, bias = np.atleast_2d(model.model.coef_), np.atleast_1d(model.model.intercept_)
-    if len(model.known) == 2:  # logits of either class
-        weight, bias = np.concatenate([0 * weight, weight]), np.concatenate([0 * bias, bias])
-    head = next(module for module in network.head.modules() if isinstance(module, nn.Linear))
-    with torch.no_grad():
-        head.weight.zero_()
-        head.bias.fill_(math.log(LEAST))
-        rows = model.known or [0]
-        head.weight[rows], head.bias[rows] = (torch.from_numpy(part).float() for part in (weight, bias))
-    return network.eval()
+class Linear(NamedTuple):
+    """A fitted linear model of all classes, or of a number."""
+
+    weight: Array
+    """(classes, width), or (1, width)."""
+    bias: Array
+
+    def outputs(self, x: Any, every: int = 0) -> Iterator[Array]:
+        """Log-probabilities (n, classes) or numbers (n,)."""
+        values = np.asarray(x @ self.weight.T) + self.bias
+        yield log_softmax(values, 1) if len(self.bias) > 1 else values[:, 0]
+
+    def network(self, data: DomainData, inputs: Inputs) -> FeatureModel:
+        """The network of these coefficients and of what computes the inputs."""
+        sizes: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "seed": 0}
+        found = inputs.network or build("linear", **sizes)
+        head = next(module for module in found.head.modules() if isinstance(module, nn.Linear))
+        with torch.no_grad():
+            head.weight.copy_(torch.from_numpy(self.weight))
+            head.bias.copy_(torch.from_numpy(self.bias))
+        return found.eval()
 
 
 def is_one(config: RunConfig) -> bool:
@@ -234,27 +244,26 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         run_folder.restore()
         for line in lines:
             run_folder.log({**line, "seconds": record.seconds})
-        network = inputs.network
-        recipe = None if network is None else network.recipe
-        content, files = about(data, network or model, data.task, recipe, calibration)
-        weights: dict[str, torch.Tensor] = {}
-        if network is None:
-            content["model"] = {"name": config.algorithm, "known": model.known}
-            files[model.file] = model.content
-        else:
-            assert isinstance(model, LinearBaseline)
-            weights = with_head(network, model).state_dict()
+        network = model.network(data, inputs) if isinstance(model, Linear) else model
+        recipe = getattr(network, "recipe", None)
+        content, files = about(data, network, data.task, recipe, calibration)
+        if isinstance(network, BoostedBaseline):
+            content["model"] = {"name": config.algorithm, "known": network.known}
+            files[FILE] = network.content
+        weights = network.state_dict()
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
         files = with_card(content, files, data, plain, shown)
         sums = run_folder.finish(weights, plain, lambda: files)
     return replace(record, files=sums)
 
 
-def _calibration(model: Baseline, data: DomainData, inputs: Inputs, record: RunRecord) -> dict[str, Any]:
+def _calibration(
+    model: Linear | BoostedBaseline, data: DomainData, inputs: Inputs, record: RunRecord
+) -> dict[str, Any]:
     """That of the selected model on validation examples, which it was not fitted to."""
     rows = data.splits["validation"].examples()
-    values = itertools.islice(model.values(inputs.x[rows], EVALUATED), record.selected, None)
-    return calibration_of(model.logits(next(values)), inputs.y[rows])
+    outputs = itertools.islice(model.outputs(inputs.x[rows], EVALUATED), record.selected, None)
+    return calibration_of(next(outputs), inputs.y[rows])
 
 
 def _data(config: RunConfig) -> DomainData:
@@ -262,7 +271,9 @@ def _data(config: RunConfig) -> DomainData:
         return data_of(config, torch.device("cpu"))
 
 
-def _run(config: RunConfig, data: DomainData, inputs: Inputs, refit: int = 0) -> tuple[RunRecord, Baseline]:
+def _run(
+    config: RunConfig, data: DomainData, inputs: Inputs, refit: int = 0
+) -> tuple[RunRecord, Linear | BoostedBaseline]:
     """The record, and the model after all rounds; ``refit``: so many, with the validation examples."""
     start = time.perf_counter()
     if config.algorithm not in (known := names(data.classes)):
@@ -278,8 +289,8 @@ def _run(config: RunConfig, data: DomainData, inputs: Inputs, refit: int = 0) ->
     model = _fit(config, x[rows], y[rows], data.classes, refit or TREES)
     every = refit or (EVALUATED if boosted else 1)
     points, best = list[Point](), 0
-    for values in model.values(x, every):
-        scores = _scores(data, config.metric, y, model.logits(values))
+    for outputs in model.outputs(x, every):
+        scores = _scores(data, config.metric, y, outputs)
         points.append(Point(every * (len(points) + 1), 0, scores["train"].loss or 0.0, scores))
         if "validation" not in scores or scores["validation"].better_than(points[best].scores["validation"]):
             best = len(points) - 1
@@ -313,17 +324,16 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
     return scores
 
 
-def _fit(config: RunConfig, x: Array, y: Array, classes: int | None, rounds: int) -> Baseline:
+def _fit(config: RunConfig, x: Any, y: Array, classes: int | None, rounds: int) -> Linear | BoostedBaseline:
     from sklearn.linear_model import LogisticRegression, Ridge
 
     known = np.unique(y).tolist() if classes is not None else []
     settings = check(SETTINGS[config.algorithm], config.settings, config.algorithm)
+    weight = np.zeros((classes or 1, x.shape[1]))
     if config.algorithm == MAJORITY or len(known) == 1:  # nothing to tell apart
-        bias = np.array([y.mean(dtype=np.float64)])
-        if classes is not None:
-            bias = np.log(np.maximum(np.bincount(y, minlength=classes) / len(y), LEAST))
-            bias = np.diff(bias) if classes == 2 else bias
-        return _linear(np.zeros((len(bias), x.shape[1])), bias, classes, range(classes or 0))
+        if classes is None:
+            return Linear(weight, np.array([y.mean(dtype=np.float64)]))
+        return Linear(weight, np.log(np.maximum(np.bincount(y, minlength=classes) / len(y), LEAST)))
     codes = np.searchsorted(known, y) if known else y
     try:
         if config.algorithm == BOOSTING:
@@ -332,15 +342,15 @@ def _fit(config: RunConfig, x: Array, y: Array, classes: int | None, rounds: int
         model: Any = LogisticRegression(max_iter=1000, **settings) if known else Ridge(**settings)
         with warnings.catch_warnings(action="ignore"), threadpool_limits(1 if len(y) < ONE_THREAD else None):
             model.fit(x, codes)  # solvers warn where they would go on
-        return _linear(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_), classes, known)
     except ValueError as error:
         shown = ", ".join(f"{name}={value!r}" for name, value in config.settings.items()) or "defaults"
         raise InputError(f"{config.algorithm} with {shown}: {error}") from error
-
-
-def _linear(weight: Array, bias: Array, classes: int | None, known: Sequence[int]) -> LinearBaseline:
-    content = Coefficients(coefficients=weight.tolist(), intercepts=bias.tolist()).model_dump_json()
-    return LinearBaseline(content.encode(), weight.shape[1], classes, known)
+    if classes is None:
+        return Linear(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_))
+    bias = np.full(classes, math.log(LEAST))  # classes without training rows are unlikely
+    rows = known if len(known) > 2 else known[1:]  # of two classes the first has the logit 0
+    bias[known[0]], weight[rows], bias[rows] = 0.0, model.coef_, model.intercept_
+    return Linear(weight, bias)
 
 
 def _boosted(x: Array, y: Array, known: int, rounds: int, settings: dict[str, Any]) -> bytes:

@@ -29,7 +29,6 @@ from shoal.experiments.record import RunRecord
 from shoal.experiments.run import prepare
 from shoal.experiments.search import sample, trials, with_model_options
 from shoal.experiments.selection import fold_name, lower_is_better, metric_of
-from shoal.experiments.statistics import summarize
 from shoal.training.metrics import UNDEFINED
 from shoal.training.metrics import metric as find_metric
 from shoal.training.recipes import find_recipe
@@ -112,10 +111,9 @@ def layout(
             unfit = undefined
         excluded = {n: why for n, why in unfit.items() if n in names and not held_out}
         if len(excluded) == len(names):
-            raise InputError(f"no domain can be held out: {'; '.join(by_reason(excluded))}.")
+            raise InputError(f"no domain can be held out: {'; '.join(dict.fromkeys(excluded.values()))}.")
         names = tuple(n for n in names if n not in excluded)
         warned = {n: why for n, why in (equal | small | undefined).items() if n in names}
-    trained = "not held out, only trained on: {}; use held_out to hold them out"
     own_validation = "validation" in data.splits and "validation" not in data.notes
     return Layout(
         held_out=names,
@@ -127,24 +125,13 @@ def layout(
             "algorithms": ALGORITHMS if is_own else ("all", "fish:regrouped"),
             **(module.comparison(data) if hasattr(module, "comparison") else {}),
         },
-        messages=[
-            *([data.notes["label"]] if "label" in data.notes else []),
-            *(trained.format(line) for line in by_reason(excluded)),
-            *(f"warning, held-out domains: {line}" for line in by_reason(warned)),
-        ],
+        messages=[data.notes["label"]] if "label" in data.notes else [],
         excluded=excluded,
         warned=warned,
         size=(len(data.splits["train"].indices), len(data.splits["train"]))
         if baselines.applies(data)
         else None,
     )
-
-
-def by_reason(reasons: Mapping[str, str]) -> list[str]:
-    """A line for each reason, with its domains."""
-    groups = {why: [repr(n) for n, own in reasons.items() if own == why] for why in reasons.values()}
-    more = {why: f" and {len(n) - SHOWN} more" if len(n) > SHOWN else "" for why, n in groups.items()}
-    return [f"{', '.join(names[:SHOWN])}{more[why]} ({why})" for why, names in groups.items()]
 
 
 def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
@@ -291,7 +278,6 @@ def results(
     records: Iterable[RunRecord],
     failed: Mapping[str, str] | None = None,
     left: Mapping[str, str] | None = None,
-    baseline: str = BASELINE,
 ) -> dict[str, Any]:
     """The comparison as plain data: what was selected, and a row for each algorithm, best first.
 
@@ -301,23 +287,17 @@ def results(
     done = {r.config.identity: r for r in records if r.status != "failed"}
     failed = failed or {}
     cases = selection.trial_cases(configs, done.values(), failed)
-    metric = metric_of(cases)
-    rows = selection.table(cases, lower := lower_is_better(metric), left)
-    first = next((row for row in rows if row["algorithm"] == baseline), None)
-    scores = cases.groupby(["algorithm", "seed"], sort=False)["score"].agg(lambda s: s.mean(skipna=False))
+    rows = selection.table(cases, lower := lower_is_better(metric_of(cases)), left)
+    first = next((row for row in rows if row["algorithm"] == BASELINE), None)
     for row in rows:
         row["control"] = is_control(row["algorithm"])
-        row["difference"] = row["over_domains"] = None
-        if first is not None:
-            paired = (scores[row["algorithm"]] - scores[baseline]).astype(object)
-            row["difference"] = summarize(paired.where(paired.notna(), None).tolist(), metric)
-            row["over_domains"] = None if row is first else over_domains(row, first)
+        row["over_domains"] = None if first is None or row is first else over_domains(row, first)
     missing = sum(config.identity not in done for config in configs)
     found = None if missing else recommendation(rows, lower)
     return selection.summary_of(cases) | {
         "dataset": configs[0].dataset,
         "lower_is_better": lower,
-        "baseline": baseline if first is not None else None,
+        "baseline": BASELINE if first is not None else None,
         "folds": folds if (folds := cases["fold"].nunique()) < cases["held_out"].nunique() else None,
         "steps": configs[0].steps,
         "runs": len(configs),

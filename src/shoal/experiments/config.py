@@ -85,6 +85,12 @@ class RunConfig(_Fields):
     def name(self) -> str:
         return self.label or str(self.algorithm)
 
+    def describe(self) -> str:
+        """Which run it is among others, in words."""
+        names = [self.held_out] if isinstance(self.held_out, str) else list(self.held_out or ())
+        listed = " and ".join(map(str, names)) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+        return f"{self.name} on {self.dataset}, {f'{listed} held out, ' * bool(names)}seed {self.seed}"
+
     @cached_property
     def identity(self) -> str:
         """A short name of the configuration, the same on every machine, which changes with every field.

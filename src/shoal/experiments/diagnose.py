@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.data.batch import DomainData, tensors_in
@@ -31,10 +29,19 @@ from shoal.data.tables.encode import Category
 from shoal.errors import InputError
 from shoal.experiments import shift_tests as tests
 from shoal.experiments.protocol import all_domains
-from shoal.experiments.shift_tests import LEVEL, PERMUTATIONS, Rows, Test, one_hot, permuted, smooth
+from shoal.experiments.shift_tests import (
+    LEVEL,
+    PERMUTATIONS,
+    Array,
+    Column,
+    Sample,
+    Test,
+    one_hot,
+    permuted,
+    smooth,
+)
 from shoal.experiments.statistics import codes_of, holm, mean_interval, t_limit
 
-Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
 """Is called with the phase, and how many parts of how many are done."""
 LEAST, EXAMPLES, DOMAINS = 16, 1500, 12
@@ -47,29 +54,6 @@ REPEATS = 5
 """Times that random groups are held out instead of the domains, and that the entities are halved."""
 SURE = 2.6
 """Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
-
-
-class Column(NamedTuple):
-    """A column of the inputs, the numbers of its features, and what each of them is ("" for the value)."""
-
-    name: str
-    features: tuple[int, ...]
-    parts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The examples of a diagnosis, their domains and columns, and what was not drawn."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    rows: Rows
-    columns: tuple[Column, ...] = ()
-    class_names: tuple[str, ...] = ()
-    rest: Mapping[str, Any] | None = None
-
-    def label(self, code: int) -> str:
-        return self.class_names[code] if self.class_names else str(code)
 
 
 def diagnose(
@@ -85,7 +69,7 @@ def diagnose(
     report("reading examples", 0, 4)
     sample = draw(data, seed, examples, max_domains)
     report("testing for shifts", 1, 4)
-    every, found = shifts(sample.rows, seed)
+    every, found = shifts(sample, seed)
     report("comparing gradients", 2, 4)
     more, gradients = gradient_agreement(sample, seed)
     report("estimating the generalization gap", 3, 4)
@@ -100,14 +84,13 @@ def diagnose(
         "task": "regression" if data.classes is None else "classification",
         "table": data.inputs.get("kind") == "table",
         "domains": described_domains(sample),
-        "examples": len(sample.rows.x),
-        "entities": None if data.entities is None else len(np.unique(sample.rows.entities)),
-        **(sample.rest or {}),
+        "examples": len(sample.x),
+        "entities": None if data.entities is None else len(np.unique(sample.entities)),
+        **sample.about,
         "tests": results,
         "significant": significant,
         "effects": {name: found[name] for name in ("overlap", "relation_tested")},
         "columns": described_columns(sample, found, significant),
-        "confusion": found["confusion"].round(6).tolist(),
         **gap,
         "gradients": gradients,
         "settings": {"seed": seed, "permutations": PERMUTATIONS, "level": LEVEL, "least": LEAST},
@@ -140,33 +123,34 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
     drawn = [rng.permutation(own.indices_of(int(d)))[:n] for d, n in zip(picked, taken, strict=True)]
     index = np.concatenate(drawn).astype(np.int64)
     with seeded(seed):
-        x, y = data.examples.evaluation().batch(index)[:2]
+        inputs, y = data.examples.evaluation().batch(index)[:2]
     y = torch.as_tensor(y).cpu()
     if y.ndim != 1:
         raise InputError(
             f"labels have shape {tuple(y.shape[1:])} each; there must be one number per example."
         )
-    columns = columns_of(data, x)
-    rows = Rows(
-        x=features(x),
+    x = features(inputs)
+    return Sample(
+        x=x,
         labels=y.double().numpy() if data.classes is None else y.long().numpy(),
         classes=data.classes,
         domains=np.repeat(np.arange(len(picked)), taken),
         entities=np.arange(len(index)) if data.entities is None else data.entities[index],
-        columns=[column.features for column in columns],
+        columns=[column for column in columns_of(data, inputs) if x[:, list(column.features)].any()],
+        names=[own.names[d] for d in picked],
+        sizes=[int(own.sizes[d]) for d in picked],
+        class_names=data.class_names,
+        about={
+            "too_small": {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
+            "not_drawn": len(large) - len(picked),
+            "examples_in_all": len(distinct),
+            "overlapping": overlapping,
+        },
     )
-    rest = {
-        "too_small": {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
-        "not_drawn": len(large) - len(picked),
-        "examples_in_all": len(distinct),
-        "overlapping": overlapping,
-    }
-    names, sizes = tuple(own.names[d] for d in picked), tuple(int(own.sizes[d]) for d in picked)
-    return Sample(names, sizes, rows, columns, data.class_names, rest)
 
 
 def features(x: Any) -> Array:
-    """Numbers as they are, pooled pixels, counts of tokens; standardised, and constant ones left out.
+    """Numbers as they are, pooled pixels, counts of tokens; standardised, and constant ones 0.
 
     Tokens are counted by the remainder of their numbers, so that any vocabulary fits.
     """
@@ -184,91 +168,84 @@ def features(x: Any) -> Array:
     if not np.isfinite(found).all():
         raise InputError("some inputs are not finite numbers; clean them first.")
     scale = found.std(0)
-    return np.asarray((found - found.mean(0))[:, scale > 1e-9] / scale[scale > 1e-9])
+    return np.asarray(np.where(scale > 1e-9, (found - found.mean(0)) / np.maximum(scale, 1e-9), 0.0))
 
 
-def columns_of(data: DomainData, x: Any) -> tuple[Column, ...]:
-    """How columns became features, constant ones left out; those of arrays are numbered from 1."""
+def columns_of(data: DomainData, x: Any) -> list[Column]:
+    """Which features columns became; those of arrays are numbered from 1."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] > COLUMNS:
-        return ()
-    columns = [(f"feature {n + 1}", [""]) for n in range(x.shape[1])]
-    if data.inputs.get("kind") == "table":
-        columns = []
-        for step in Encoder.from_dict(data.inputs).steps:
-            if isinstance(step, Category):
-                names = [f"= {v}" for v in step.values] + ["= other"] * step.other
-            else:
-                missing = bool(getattr(step, "indicator", False))
-                plain = step.width - missing
-                names = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing
-            columns.append((step.name, names))
-    varies = x.double().std(0, correction=0).cpu().numpy() > 1e-9
-    found, start = [], 0
-    for name, parts in columns:
-        if own := [n for n in range(len(parts)) if varies[start + n]]:
-            places = tuple(int(varies[: start + n].sum()) for n in own)
-            found.append(Column(name, places, tuple(parts[n] for n in own)))
+        return []
+    if data.inputs.get("kind") != "table":
+        return [Column(f"feature {n + 1}", (n,)) for n in range(x.shape[1])]
+    found, start = list[Column](), 0
+    for step in Encoder.from_dict(data.inputs).steps:
+        if isinstance(step, Category):
+            parts = [f"= {value}" for value in step.values] + ["= other"] * step.other
+        else:
+            missing = bool(getattr(step, "indicator", False))
+            plain = step.width - missing
+            parts = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing
+        found.append(Column(step.name, tuple(range(start, start + len(parts))), tuple(parts)))
         start += len(parts)
-    return tuple(found)
+    return found
 
 
 # Tests
 
 
-def shifts(rows: Rows, seed: int) -> tuple[list[Test], dict[str, Any]]:
+def shifts(sample: Sample, seed: int) -> tuple[list[Test], dict[str, Any]]:
     """Labels, inputs, inputs given the label, columns, and the relation between inputs and labels.
 
     P(y | x) changes with the shares of labels alone. Where these differ (p at most ``LEVEL``), the test of
     the relation is therefore whether it changes by more than an offset per domain.
     """
-    folds, units, codes = rows.folds(seed), rows.units, one_hot(rows.codes)
-    groupings = permuted(rows.domains, units, (seed, 1))
-    labels, member = tests.label_test(rows, groupings), one_hot(rows.domains)
-    inputs, guesses = tests.domain_test("inputs", smooth(rows.x, seed), groupings, folds)
+    folds, units, codes, x = sample.folds(seed), sample.units, one_hot(sample.codes), sample.x
+    groupings = permuted(sample.domains, units, (seed, 1))
+    labels = tests.label_test(sample, groupings)
+    inputs = tests.domain_test("inputs", smooth(x, seed), groupings, folds)
     usual = (one_hot(units).T @ codes).argmax(1)  # the most frequent label of a unit
-    joint = smooth(np.hstack([rows.x, *(rows.x * label[:, None] for label in codes.T)]), seed)
-    within = permuted(rows.domains, units, (seed, 2), usual)
-    given, _ = tests.domain_test("inputs within labels", joint, within, folds)
-    relation, relation_p, overlap = tests.relation_test(rows, folds, offsets=labels.p <= LEVEL, seed=seed)
-    found: dict[str, Any] = {
-        "relation_p": relation_p,
-        "overlap": overlap,
-        "relation_tested": relation.deviation > 0,
-        "confusion": member.T @ np.eye(member.shape[1])[guesses] / member.sum(0)[:, None],
-    }
-    if not rows.columns:
+    joint = smooth(np.hstack([x, *(x * label[:, None] for label in codes.T)]), seed)
+    within = permuted(sample.domains, units, (seed, 2), usual)
+    given = tests.domain_test("inputs within labels", joint, within, folds)
+    relation, relation_p, overlap = tests.relation_test(sample, folds, offsets=labels.p <= LEVEL, seed=seed)
+    found = {"relation_p": relation_p, "overlap": overlap, "relation_tested": relation.deviation > 0}
+    if not sample.columns:
         return [labels, inputs, given, relation], found
-    columns, found["column_shares"], found["column_p"] = tests.column_test(rows, groupings)
+    columns, found["column_shares"], found["column_p"] = tests.column_test(sample, groupings)
     return [labels, inputs, given, columns, relation], found
 
 
 def described_domains(sample: Sample) -> list[dict[str, Any]]:
     """Size and labels of each domain: shares of classes, or mean and standard deviation."""
-    rows, found = sample.rows, []
+    found = []
     for d, (name, size) in enumerate(zip(sample.names, sample.sizes, strict=True)):
-        own = rows.labels[rows.domains == d]
+        own = sample.labels[sample.domains == d]
         labels = {"mean": float(own.mean()), "sd": float(own.std(ddof=1))}
-        if rows.classes is not None:
-            labels = {sample.label(c): float(np.mean(own == c)) for c in np.unique(rows.labels)}
-        entities = len(np.unique(rows.entities[rows.domains == d]))
+        if sample.classes is not None:
+            labels = {_label(sample, c): float(np.mean(own == c)) for c in np.unique(sample.labels)}
+        entities = len(np.unique(sample.entities[sample.domains == d]))
         found.append({"name": name, "size": size, "taken": len(own), "entities": entities, "labels": labels})
     return found
+
+
+def _label(sample: Sample, code: int) -> str:
+    return sample.class_names[code] if sample.class_names else str(code)
 
 
 def described_columns(
     sample: Sample, found: Mapping[str, Any], significant: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Which columns differ, and whose relation to the label does, if the test as a whole is significant."""
-    rows, result = sample.rows, []
-    classes = np.unique(rows.labels) if rows.classes is not None else np.zeros(0)
+    result, classes = [], np.unique(sample.labels) if sample.classes is not None else np.zeros(0)
     classes = classes[1:] if len(classes) == 2 else classes  # of two classes, the second
-    targets = rows.labels[:, None] == classes if len(classes) else rows.targets
-    domains = [rows.domains == d for d in range(len(sample.names))]
-    certain = np.sqrt([max(len(np.unique(rows.entities[own])) - 3, 0) for own in domains])
+    targets = sample.labels[:, None] == classes if len(classes) else sample.targets
+    domains = [sample.domains == d for d in range(len(sample.names))]
+    certain = np.sqrt([max(len(np.unique(sample.entities[own])) - 3, 0) for own in domains])
     for n, column in enumerate(sample.columns):
-        own = np.array([_correlations(rows.x[d][:, list(column.features)], targets[d]) for d in domains])
-        feature, label = np.unravel_index(own.var(0).argmax(), own.shape[1:])  # where it varies most
-        cells = own[:, feature, label]
+        x = sample.x[:, list(column.features)]
+        correlations = np.array([_correlations(x[own], targets[own]) for own in domains])
+        feature, label = np.unravel_index(correlations.var(0).argmax(), correlations.shape[1:])
+        cells = correlations[:, feature, label]  # where it varies most
         z = np.arctanh(np.clip(cells, -0.999999, 0.999999)) * certain
         changes = "relation" in significant and bool(found["relation_p"][n] <= LEVEL)
         result.append(
@@ -277,11 +254,11 @@ def described_columns(
                 "share": round(float(found["column_shares"][n]), 6),
                 "p": float(found["column_p"][n]),
                 "differs": "columns" in significant and bool(found["column_p"][n] <= LEVEL),
-                "how": _differs_most(rows.x, domains, column, sample.names),
+                "how": _differs_most(x, domains, column, sample.names),
                 "relation_p": float(found["relation_p"][n]),
                 "changes": changes,
                 "flips": changes and bool(z.max() > SURE and z.min() < -SURE),
-                "label": sample.label(int(classes[label])) if len(classes) else "",
+                "label": _label(sample, int(classes[label])) if len(classes) else "",
                 "correlations": {d: round(float(r), 6) for d, r in zip(sample.names, cells, strict=True)},
             }
         )
@@ -297,24 +274,14 @@ def _correlations(x: Array, y: Array) -> Array:
 
 def _differs_most(x: Array, domains: Sequence[Array], column: Column, names: Sequence[str]) -> dict[str, Any]:
     """The domain and the feature that differ most from the rest, in level or in spread (of |ln ratio|)."""
-    found: list[tuple[float, dict[str, Any]]] = []
-    for feature, part in zip(column.features, column.parts, strict=True):
-        values = x[:, feature]
-        yes = len(np.unique(values)) == 2
-        for name, own in zip(names, domains, strict=True):
-            level, spread = ([float(of(values[side])) for side in (own, ~own)] for of in (np.mean, np.std))
-            size, measure, ends = abs(level[0] - level[1]), "mean", level
-            ratio = abs(math.log(max(spread[0], 1e-3) / max(spread[1], 1e-3))) / 2
-            if yes:
-                measure, ends = (
-                    "share",
-                    [float(np.mean(values[side] > values.mean())) for side in (own, ~own)],
-                )
-            elif ratio > size:
-                size, measure, ends = ratio, "sd", spread
-            about = {"domain": name, "part": part, "measure": measure}
-            found.append((size, about | {"here": round(ends[0], 6), "elsewhere": round(ends[1], 6)}))
-    return max(found, key=lambda one: one[0])[1]
+    sides = [[x[own], x[~own]] for own in domains]
+    level, spread = (np.array([[of(side, 0) for side in pair] for pair in sides]) for of in (np.mean, np.std))
+    ratio = np.diff(np.log(np.maximum(spread, 1e-3)), axis=1) / 2
+    sizes = np.abs(np.stack([np.diff(level, axis=1), ratio]))
+    measure, d, _, n = np.unravel_index(sizes.argmax(), sizes.shape)
+    here, elsewhere = (spread if measure else level)[d, :, n].round(6).tolist()
+    about = {"domain": names[d], "part": column.parts[n], "measure": ("mean", "sd")[measure]}
+    return about | {"here": here, "elsewhere": elsewhere}
 
 
 # ERM
@@ -331,9 +298,13 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
     fitted to either half of the entities differ by twice the standard error. (Half, for the differences by
     entity contain a part of it; ``benchmarks/simulate_intervals.py`` counts what the intervals cover.)
     """
-    rows, count = sample.rows, len(sample.names)
-    x, targets, entities = tests.reduced(rows.x, seed), rows.targets, codes_of(rows.entities, len(rows.x))
-    random = permuted(rows.domains, rows.units, (seed, 5))[1 : 1 + REPEATS]
+    domains, count = sample.domains, len(sample.names)
+    x, targets, entities = (
+        tests.reduced(sample.x, seed),
+        sample.targets,
+        codes_of(sample.entities, len(domains)),
+    )
+    random = permuted(domains, sample.units, (seed, 5))[1 : 1 + REPEATS]
 
     def scores(model: Any, groups: Array, fitted: Array) -> Array:
         """Of all rows, by models of the ``fitted`` ones without the row's group and its entities."""
@@ -356,28 +327,29 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
 
     def by_domain(values: Array) -> Array:
         """Means over the rows of each domain, and over domains."""
-        means = np.array([values[rows.domains == d].mean() for d in range(count)])
+        means = np.array([values[domains == d].mean() for d in range(count)])
         return np.append(means, means.mean())
 
     model, halves = models[best], []
     within = np.mean([first[best], *(scores(model, groups, every) for groups in random[1:])], 0)
-    without = scores(model, rows.domains, every)
+    without = scores(model, domains, every)
     for number, groups in enumerate(random):
         half = np.random.default_rng((seed, number)).permutation(entities.max() + 1)[entities] % 2 == 0
-        pair = (scores(model, groups, own) - scores(model, rows.domains, own) for own in (half, ~half))
+        pair = (scores(model, groups, own) - scores(model, domains, own) for own in (half, ~half))
         halves.append(by_domain(np.subtract(*pair)) ** 2 / 4)
     of_entities, freedom = [], []
-    for own in (rows.domains == d for d in range(count)):
+    for own in (domains == d for d in range(count)):
         se = mean_interval((within - without)[own], entities[own]).se
         of_entities.append(math.inf if se is None else se**2)
         freedom.append(max(len(np.unique(entities[own])) - 1, 1))
     variance = np.append(of_entities, np.mean(of_entities) / count) + np.mean(halves, 0) / 2
     reach = np.sqrt(variance) * [t_limit(0.95, dof) for dof in (*freedom, sum(freedom))]
-    found, parts = [], ("in_domain", "held_out", "gap", "low", "high")
+    found = []
     for number, name in enumerate((*sample.names, "average")):
         a, b, half = (float(v[number]) for v in (by_domain(within), by_domain(without), reach))
         ends = (a - b - half, a - b + half) if math.isfinite(half) else (None, None)
-        found.append({"name": name, **dict(zip(parts, (a, b, a - b, *ends), strict=True))})
+        gap = {"name": name, "in_domain": a, "held_out": b, "gap": a - b}
+        found.append(gap | {"low": ends[0], "high": ends[1]})
     return {"model": {**about, "learned": True}, "gaps": found[:-1], "average": found[-1]}
 
 
@@ -393,23 +365,18 @@ def gradient_agreement(sample: Sample, seed: int) -> tuple[list[Test], dict[str,
 
     The gradient of logistic and of ridge regression is (prediction − target) xᵀ, for smooth features x.
     """
-    rows = sample.rows
-    x, targets, names = smooth(rows.x, seed), rows.targets, sample.names
+    x, targets, names = smooth(sample.x, seed), sample.targets, sample.names
     inner, everything = 1 + x @ x.T, np.arange(len(x))  # with the intercept
     trained = tests.cross_fitted(tests.linear_model(targets), x, targets, [(everything, everything)])
     start = np.full_like(targets, 1 / targets.shape[1] if targets.shape[1] > 1 else 0.0)
-    groupings, every, found = permuted(rows.domains, rows.units, (seed, 6)), [], {}
+    groupings, every, found = permuted(sample.domains, sample.units, (seed, 6)), [], {}
     for when, guess in (("at the start", start), ("after training", trained)):
         error = guess - targets
         test, matrix, p = tests.agreement_test(f"gradients {when}", (error @ error.T) * inner, groupings)
         every.append(test)
-        above = np.triu_indices(len(names), 1)
-        pair = int(matrix[above].argmin())
         found[when] = {
             "matrix": matrix.round(6).tolist(),
-            "mean": float(matrix[above].mean()),
-            "pair": [names[above[0][pair]], names[above[1][pair]]],
-            "pair_cosine": float(matrix[above][pair]),
+            "mean": float(matrix[np.triu_indices(len(names), 1)].mean()),
             "conflicting": [name for name, q in zip(names, p, strict=True) if q <= LEVEL],
         }
     return every, found

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import kolmogorov, rel_entr
+from scipy.stats import chi2_contingency, ks_2samp
 
 Array = NDArray[Any]
 Summary = Mapping[str, Any]
@@ -23,8 +25,6 @@ LEVEL = 0.01
 """Probability of any flag in a table that has not changed."""
 SMALLEST, SMALLEST_MISSING = 0.05, 0.02
 """The smallest differences that are flagged: of distributions, and of the share of missing cells."""
-RESOLUTION = 0.01
-"""Of the 101 quantiles in a summary, as a share of rows."""
 RARE = 5
 """Categories with fewer expected rows are counted together."""
 
@@ -95,20 +95,18 @@ def column_drift(
             assumed to have as many rows per entity.
     """
     names, found = [name for name in new if name in training], []
+    level = LEVEL / max(1, 2 * len(names))
     for name in names:
         then, now = training[name], new[name]
         missing, rows = (np.array([of[part] for of in (then, now)], float) for part in ("missing", "rows"))
         independent = rows * (entities or rows[1]) / rows[1]
-        values, counts = dict[str, Any](), independent * (1 - missing)
-        if counts.min() > 0 and "quantiles" in then:
-            values = _numbers(then, now, counts)
-        elif counts.min() > 0 and "shares" in then:
-            values = _categories(then, now, counts)
-        level, flags = LEVEL / (2 * len(names)), list[str]()
-        if values and values["p"] < level and values["distance"] >= SMALLEST:
-            flags.append("values")
-        table = np.column_stack([missing, 1 - missing]) * independent[:, None]
-        if abs(missing[1] - missing[0]) >= SMALLEST_MISSING and _same_shares(table) < level:
+        values, counts, flags = dict[str, Any](), independent * (1 - missing), list[str]()
+        if counts.min() > 0 and ("quantiles" in then or "shares" in then):
+            values = (_numbers if "quantiles" in then else _categories)(then, now, counts)
+            if values["p"] < level and values["distance"] >= SMALLEST:
+                flags.append("values")
+        both = np.column_stack([missing, 1 - missing]) * independent[:, None]
+        if abs(missing[1] - missing[0]) >= SMALLEST_MISSING and _same_shares(both) < level:
             flags.append("missing")
         about: dict[str, Any] = {"missing": (float(missing[0]), float(missing[1])), "flags": tuple(flags)}
         about["new_categories"] = dict(Counter(unseen.get(name, {})).most_common(10))
@@ -124,23 +122,17 @@ def column_drift(
 def _categories(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
     shares = np.array([[summary["shares"].get(c, 0.0) for c in then["shares"]] for summary in (then, now)])
     shares = np.column_stack([shares, np.maximum(1 - shares.sum(1), 0)])  # the last: new categories
-    return {
-        "psi": stability(shares[0], shares[1], counts),
-        "distance": float(np.abs(shares[1] - shares[0]).sum() / 2),
-        "p": _same_shares(shares * counts[:, None]),
-        "new": float(shares[1, -1]),
-    }
+    about = {"psi": stability(shares, counts), "p": _same_shares(shares * counts[:, None])}
+    return about | {"distance": float(np.abs(shares[1] - shares[0]).sum() / 2), "new": float(shares[1, -1])}
 
 
 def _numbers(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
-    from scipy.special import kolmogorov
-    from scipy.stats import ks_2samp
-
     quantiles = np.array([then["quantiles"], now["quantiles"]])
-    distance = max(0.0, float(ks_2samp(*quantiles, method="asymp").statistic) - RESOLUTION)
+    count, statistic = quantiles.shape[1], float(ks_2samp(*quantiles, method="asymp").statistic)
+    distance = max(0.0, statistic - 1 / (count - 1))  # the resolution of the quantiles
     size = np.sqrt(counts.prod() / counts.sum())
     edges = np.unique(quantiles[0][10:91:10])
-    shares = [np.bincount(np.searchsorted(edges, q), minlength=len(edges) + 1) / q.size for q in quantiles]
+    tenths = [np.bincount(np.searchsorted(edges, q), minlength=len(edges) + 1) / count for q in quantiles]
 
     def shown(value: float) -> str:
         text = f"{value:.4g}"
@@ -150,25 +142,23 @@ def _numbers(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
         return text if known else f"{text}, outside the training range"
 
     return {
-        "psi": stability(shares[0], shares[1], counts),
+        "psi": stability(np.array(tenths), counts),
         "distance": distance,
         "p": float(kolmogorov((size + 0.12 + 0.11 / size) * distance)),  # too large where values are tied
-        "median": tuple(shown(float(q[len(q) // 2])) for q in quantiles),
+        "median": tuple(shown(float(q[count // 2])) for q in quantiles),
     }
 
 
 def _same_shares(table: Array) -> float:
     """The p of two rows of counts being drawn from the same shares; rare columns are counted together."""
-    from scipy.stats import chi2_contingency
-
     rare = (table.sum(1, keepdims=True) * table.sum(0) / table.sum()).min(0) < RARE
     table = np.column_stack([table[:, ~rare], table[:, rare].sum(1)])
     table = table[:, table.sum(0) > 0]
     return float(chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
 
 
-def stability(then: Array, now: Array, rows: Array) -> float:
+def stability(shares: Array, rows: Array) -> float:
     """The population stability index Σ (now − then) log(now / then); empty bins count as half a row."""
-    shares = [np.maximum(s, 0.5 / n) for s, n in zip((then, now), rows, strict=True)]
-    a, b = (s / s.sum() for s in shares)
-    return float(((b - a) * np.log(b / a)).sum())
+    shares = np.maximum(shares, 0.5 / rows[:, None])
+    then, now = shares / shares.sum(1, keepdims=True)
+    return float((rel_entr(then, now) + rel_entr(now, then)).sum())

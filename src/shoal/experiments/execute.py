@@ -22,7 +22,6 @@ from shoal.experiments.progress import Progress, Runs
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import check, run
 from shoal.experiments.store import Store
-from shoal.terminal import clean
 from shoal.training.processes import pick_device
 from shoal.training.stopping import Interrupted, Signals
 
@@ -109,11 +108,11 @@ def execute(
         record = store.read(config) or store.fail(config, elsewhere)
         if record.status == "failed":
             failed[config.identity] = record.error
-            display.print(f"failed: {runs.describe(config)}: {clean(record.error)}")
+            display.print(f"failed: {config.describe()}: {record.error}")
         runs.add(record)
 
     with Progress("runs", runs.state, progress) as display, Signals() as signals:
-        display.print(f"{runs.title}.")
+        display.print(f"{len(missing)} of {runs.total} runs to do.")
         try:
             with closing(_pool(engine, store, device, jobs, len(missing), options or {})) as pool:
                 while active or may_start():
@@ -153,7 +152,7 @@ def _pool(
 
         return RayPool(store, device, jobs, options)
     count = min(count_jobs(device, jobs), most)
-    return LocalPool(store, device, count, options) if count > 1 else ThisProcess(store, device, options)
+    return LocalPool(store, device, options, count) if count > 1 else ThisProcess(store, device, options)
 
 
 def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> Warnings:
@@ -161,11 +160,10 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
 
     The checkpoints of a run that fails stay: the next attempt resumes from them.
     """
-    file = store.progress(config)
 
     def report(step: int, note: str = "") -> None:
         with suppress(OSError):  # a full disk
-            file.write_text(str(step))
+            store.progress(config).write_text(str(step))
 
     with Signals() as signals, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -194,7 +192,7 @@ class ThisProcess:
     """Does runs here, one after the other; the other pools do ``size`` runs in parallel."""
 
     def __init__(self, store: Store, device: str | None, options: Mapping[str, Any], size: int = 1) -> None:
-        self.store = Store(store.folder.absolute(), weights=store.weights)  # without what has been read
+        self.store = Store(store.folder.absolute(), weights=store.weights)
         self.device, self.options, self.size = device, options, size
 
     def submit(self, config: RunConfig) -> Future[Warnings]:
@@ -217,13 +215,12 @@ class ThisProcess:
 class LocalPool(ThisProcess):
     """Processes of loky, each in an executor of its own, so that a killed one takes no other down."""
 
-    def __init__(self, store: Store, device: str | None, size: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, device: str | None, options: Mapping[str, Any], size: int) -> None:
         super().__init__(store, device, options, size)
         # loky replaces a process that has grown much, such as by a dataset in memory, which is no problem.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
         devices = ["cpu"] if pick_device(device).type == "cpu" else _gpus(device)
-        places = [devices[number % len(devices)] for number in range(size)]
-        self.idle: list[tuple[str, Any]] = [(place, _process(place)) for place in places]
+        self.idle: list[tuple[str, Any]] = [(place, _process(place)) for place in (devices * size)[:size]]
         self.active = dict[Future[Warnings], tuple[str, Any]]()
 
     def submit(self, config: RunConfig) -> Future[Warnings]:

@@ -16,11 +16,10 @@ from torch import Tensor
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.download import cache_folder
 from shoal.data.images import ImageFiles
-from shoal.data.loader import MetaBatchLoader
+from shoal.data.loader import InOrder, MetaBatchLoader
 from shoal.errors import InputError
 from shoal.files import write_atomically
 from shoal.models.feature_model import FeatureModel
-from shoal.training.evaluate import InOrder
 from shoal.training.progress import Progress
 
 BATCH, WORKERS = 64, 8

@@ -43,13 +43,13 @@ class Progress:
     ) -> None:
         self.title, self.state, self.shown, self.bar = title, state, shown, None
         # A stream that replaces control characters would break the bar.
-        self.stream = getattr(sys.stderr, "stream", sys.stderr)
+        self.stream: Any = getattr(sys.stderr, "stream", sys.stderr)
         self.over, self.thread = threading.Event(), threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> Self:
+        if self.shown and self.stream.isatty() and os.environ.get("TERM") != "dumb":
+            self.bar = _bar(self.title, self.stream)
         if self.shown:
-            if self.stream.isatty() and os.environ.get("TERM") != "dumb":
-                self.bar = _bar(self.title, self.stream)
             self.thread.start()
         return self
 
@@ -103,16 +103,13 @@ class Runs:
     def __init__(self, configs: Sequence[RunConfig], missing: Sequence[RunConfig], store: Store) -> None:
         self.store, self.total = store, len({c.identity for c in configs})
         self.left, self.ended = {c.identity: c for c in missing}, list[RunConfig]()
-        self.several = len({c.dataset for c in configs}) > 1
         self.started: float | None = None
-        self.first = dict[str, int]()
+        self.resumed = dict[str, int]()
         """The steps that a run already had when it was first seen."""
         self.paces = defaultdict[str, list[float]](list)
         """Seconds per step of finished runs, by algorithm."""
         for record in store.found(configs):
             self.paces[record.config.algorithm].append(record.seconds / record.config.steps)
-        done = self.total - len(missing)
-        self.title = f"{len(missing)} run{'s' * (len(missing) > 1)} to do" + f", {done} finished" * bool(done)
 
     def add(self, record: RunRecord) -> None:
         """A run has ended."""
@@ -125,10 +122,9 @@ class Runs:
         """The completed fraction, the remaining seconds if they can be estimated, and the active runs."""
         left, steps = dict(self.left), dict[str, int]()
         for path in list(self.store.working.glob("*.progress")):
-            if (config := left.get(path.stem)) is not None:
-                with contextlib.suppress(OSError, ValueError):  # it has just ended, or is being written
-                    steps[path.stem] = min(int(path.read_text()), config.steps)
-                    self.first.setdefault(path.stem, steps[path.stem])
+            with contextlib.suppress(KeyError, OSError, ValueError):  # it has just ended, or is being written
+                steps[path.stem] = min(int(path.read_text()), left[path.stem].steps)
+                self.resumed.setdefault(path.stem, steps[path.stem])
         if self.started is None and any(steps.values()):
             self.started = time.monotonic()
         means = {algorithm: statistics.fmean(own) for algorithm, own in self.paces.items()}
@@ -138,22 +134,13 @@ class Runs:
             return count * means.get(config.algorithm, usual)
 
         done = sum(work(config, config.steps) for config in self.ended)
-        done += sum(work(left[name], step - self.first[name]) for name, step in steps.items())
+        done += sum(work(left[name], step - self.resumed[name]) for name, step in steps.items())
         remaining = sum(work(config, config.steps - steps.get(name, 0)) for name, config in left.items())
         elapsed, seconds = time.monotonic() - (self.started or time.monotonic()), None
         if done > 0.02 * (done + remaining) or (done > 0 and elapsed > 60):  # the first steps are slow
             seconds = remaining * elapsed / done
-        fractions = {name: step / left[name].steps for name, step in steps.items()}
-        names = [f"{self.describe(left[n])} {100 * f:.0f} %" for n, f in fractions.items()]
+        shares = {name: step / left[name].steps for name, step in steps.items()}
+        active = ", ".join(f"{left[name].describe()} {100 * share:.0f} %" for name, share in shares.items())
         count = self.total - len(left)
-        note = f"{count}/{self.total} runs: {', '.join(names)}"[:100].rstrip(": ")
-        return (count + sum(fractions.values())) / self.total, seconds, note
-
-    def describe(self, config: RunConfig) -> str:
-        """A run among others: what they mostly differ in."""
-        held_out = config.held_out
-        names = [held_out] if isinstance(held_out, str) else list(held_out or ())
-        listed = " and ".join(map(str, names)) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-        parts = [config.dataset] * self.several + [config.name]
-        parts += [f"held out: {listed}"] * bool(names) + [f"seed {config.seed}"]
-        return clean(", ".join(parts))
+        note = f"{count}/{self.total} runs: {active}"[:100].rstrip(": ")
+        return (count + sum(shares.values())) / self.total, seconds, note

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from shoal.experiments import baselines
 from shoal.experiments.statistics import codes_of, mean_interval, t_limit
@@ -112,9 +113,7 @@ class Recommendation:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recommendation:
         """Return the object of :meth:`to_dict`, or of JSON."""
-        kinds: dict[str, Any] = dict.fromkeys(("tied", "mean", "new_domain"), tuple)
-        kinds |= dict.fromkeys(("majority", "reference", "alternative"), lambda about: Difference(**about))
-        return cls(**{n: kinds[n](v) if n in kinds and v is not None else v for n, v in values.items()})
+        return TypeAdapter(cls).validate_python(values)
 
 
 def rounded(value: float) -> float:
@@ -253,9 +252,11 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     if few:
         return Recommendation(None, "few", tied=(), expected=about["average"], **about)
 
-    def difference(to: str, other: Array) -> Difference:
-        interval = mean_interval(sign * (scores.values[row] - other), scores.folds, LEVEL)
-        return Difference(to, interval.mean, interval.low, interval.high)
+    def difference(to: Row) -> Difference | None:
+        found = over_domains(usable[row], to)
+        if found is None:
+            return None
+        return Difference(to["algorithm"], *(found[n] for n in ("mean", "low", "high")))
 
     gap, se = scores.differences()
     near = [
@@ -263,7 +264,8 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     ]
     state: Any = "use"
     if scores.majority is not None:
-        about["majority"] = difference(baselines.MAJORITY, scores.majority)
+        constant = next(each for each in rows if each["algorithm"] == baselines.MAJORITY)
+        about["majority"] = difference(constant)
         gain = mean_interval(scores.values[row] - scores.majority, scores.folds)
         needed = t_limit(1 - 2 * CHANCE_OF_MAJORITY, scores.count - 1) * (gain.se or 0.0)
         state = state if rounded(gain.mean) > needed else "majority"
@@ -272,12 +274,11 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     lowest, highest = 0.0 if lower or share else -math.inf, 1.0 if share else math.inf
     for name, reach in zip(("mean", "new_domain"), _reaches(usable[row], scores, row), strict=True):
         about[name] = max(expected - reach, lowest), min(expected + reach, highest)
-    other = _reference(names[row], rows)
-    if other is not None and (found := over_domains(usable[row], other)) is not None:
-        about["reference"] = Difference(other["algorithm"], *(found[n] for n in ("mean", "low", "high")))
+    if (other := _reference(names[row], rows)) is not None:
+        about["reference"] = difference(other)
     if others := [n for n in range(len(usable)) if n != row]:
         best = max(others, key=lambda n: means[n])
-        about["alternative"] = difference(names[best], scores.values[best])
+        about["alternative"] = difference(usable[best])
         about["detectable"] = scores.detectable(scores.count) * float(np.median(se[row, others])) or None
         about["domains_needed"] = _domains_needed(scores, abs(gap[row, best]), se[row, best])
     tied = [names[n] for n in near]

@@ -116,13 +116,10 @@ def prepare(
 
 def start_from(model: nn.Module, path: str) -> None:
     """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
-    found = load_weights(path)
     try:
-        model.load_state_dict(fitting(found, model))
-    except InputError as error:
-        raise InputError(f"the weights in {path!r} do not fit: {error}") from error
-    except RuntimeError as error:  # shapes
-        first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        model.load_state_dict(fitting(load_weights(path), model))
+    except RuntimeError as error:  # names or shapes
+        first = "; ".join(line.strip()[:200] for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
     if isinstance(features := getattr(model, "features", None), Backbone):
         features.has_weights()

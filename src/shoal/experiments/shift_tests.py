@@ -1,4 +1,4 @@
-"""Tests for shifts between domains, as functions of arrays.
+"""Tests for shifts between domains, as functions of a sample.
 
 *What is independent*: entities. The rows of one entity in one domain are a unit; an entity that appears in
 several domains is a unit in each of them, which makes domains more alike and the tests more cautious.
@@ -22,8 +22,8 @@ comes from random signs of entities (a wild bootstrap).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,12 +51,20 @@ OVERLAPPING = 40
 """With fewer entities in the overlap of the domains, the test of the relation abstains."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows to test: standardised features, labels, and numbers of domains and entities.
+class Column(NamedTuple):
+    """A column of the inputs, the numbers of its features, and what each of them is ("" for the value)."""
 
-    ``labels`` are classes from 0, or numbers (``classes`` is then ``None``); ``columns`` has the numbers of
-    the features of each column.
+    name: str
+    features: tuple[int, ...]
+    parts: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The examples of a diagnosis: standardised features, labels, and numbers of domains and entities.
+
+    ``labels`` are classes from 0, or numbers (``classes`` is then ``None``). ``names`` and ``sizes`` are
+    those of the domains, and ``about`` says what was not drawn.
     """
 
     x: Array
@@ -64,7 +72,11 @@ class Rows:
     classes: int | None
     domains: Array
     entities: Array
-    columns: Sequence[Sequence[int]] = ()
+    columns: Sequence[Column] = ()
+    names: Sequence[str] = ()
+    sizes: Sequence[int] = ()
+    class_names: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def codes(self) -> Array:
@@ -138,7 +150,8 @@ def compared(name: str, values: Array, reported: Array | None = None) -> tuple[T
 
 
 def reduced(x: Array, seed: int = 0) -> Array:
-    """x, or its principal components if it has more than ``WIDTH`` features."""
+    """x without constant features, or its principal components if it has more than ``WIDTH`` features."""
+    x = x[:, x.std(0) > 0]
     if min(x.shape) <= WIDTH:
         return x
     x = PCA(WIDTH, random_state=seed % 2**32).fit_transform(x)
@@ -147,7 +160,7 @@ def reduced(x: Array, seed: int = 0) -> Array:
 
 def smooth(x: Array, seed: int = 0, most: int = SMOOTH) -> Array:
     """Features of which linear models are smooth in x: x itself and those of a Gaussian kernel."""
-    x = reduced(x if x.shape[1] else np.zeros((len(x), 1)), seed)
+    x = reduced(x, seed) if x.any() else np.zeros((len(x), 1))
     kernel = Nystroem(gamma=0.5 / x.shape[1], n_components=min(most, len(x)), random_state=seed % 2**32)
     found = np.hstack([x / np.sqrt(x.shape[1]), kernel.fit_transform(x)])
     return np.asarray(found - found.mean(0))
@@ -182,15 +195,15 @@ def cross_fitted(model: Any, x: Array, targets: Array, folds: Folds) -> Array:
 # Tests
 
 
-def label_test(rows: Rows, groupings: Array) -> Test:
+def label_test(sample: Sample, groupings: Array) -> Test:
     """Do the shares of labels differ? By the mutual information of label and domain."""
-    joint = np.stack([one_hot(groups).T for groups in groupings]) @ one_hot(rows.codes) / len(rows.x)
+    joint = np.stack([one_hot(groups).T for groups in groupings]) @ one_hot(sample.codes) / len(sample.x)
     values = rel_entr(joint, joint.sum(2, keepdims=True) * joint.sum(1, keepdims=True)).sum((1, 2))
     return compared("labels", values, values)[0]
 
 
-def domain_test(name: str, features: Array, groupings: Array, folds: Folds) -> tuple[Test, Array]:
-    """Can the domain be predicted? By the balanced accuracy of a classifier; its guesses too.
+def domain_test(name: str, features: Array, groupings: Array, folds: Folds) -> Test:
+    """Can the domain be predicted? By the balanced accuracy of a classifier.
 
     Ridge regression of indicators is linear in them, so all groupings are targets of one fit.
     """
@@ -204,48 +217,49 @@ def domain_test(name: str, features: Array, groupings: Array, folds: Folds) -> t
     guesses = predictions.reshape(len(features), -1, count).argmax(2).T
     right = (guesses == groupings)[:, :, None] & member
     accuracy = (right.sum(1) / member.sum(1)).mean(1)
-    return compared(name, accuracy, accuracy)[0], guesses[0]
+    return compared(name, accuracy, accuracy)[0]
 
 
-def column_test(rows: Rows, groupings: Array) -> tuple[Test, Array, Array]:
+def column_test(sample: Sample, groupings: Array) -> tuple[Test, Array, Array]:
     """Does a column differ? The test, and per column the share of its variance between domains and p.
 
     Variances are those of ranks and of their distances from the middle, so that level and spread both count
     and outliers do not.
     """
-    level = rankdata(rows.x, axis=0)
+    level = rankdata(sample.x, axis=0)
     values = np.stack([level, np.abs(level - level.mean(0))], 2).reshape(len(level), -1)
     values = (values - values.mean(0)) / np.maximum(values.std(0), 1e-9)
     shares = []
     for groups in groupings:
         member = one_hot(groups)
         between = ((member.T @ values) ** 2 / member.sum(0)[:, None]).sum(0).reshape(-1, 2) / len(values)
-        shares.append([[between[list(own)].mean(), between[list(own)].max()] for own in rows.columns])
+        each = [between[list(column.features)] for column in sample.columns]
+        shares.append([[own.mean(), own.max()] for own in each])
     mean, largest = np.moveaxis(np.array(shares), 2, 0)
     test, p = compared("columns", mean, largest.max(1))
     return test, largest[0], p
 
 
-def predicted(rows: Rows, targets: Array, folds: Folds, seed: int) -> Array:
+def predicted(sample: Sample, targets: Array, folds: Folds, seed: int) -> Array:
     """Targets predicted by models that were fitted to other entities: linear, smooth, or boosting.
 
     That with the smallest error, if it is better than the mean by more than two standard errors. (A model
     that has learned nothing adds noise that the rows of a fold share, and random signs do not see that.)
     """
     models = (
-        (linear_model(targets), rows.x),
-        (linear_model(targets, 10.0), smooth(rows.x, seed, WIDTH)),
-        (boosting(targets, seed), rows.x),
+        (linear_model(targets), sample.x),
+        (linear_model(targets, 10.0), smooth(sample.x, seed, WIDTH)),
+        (boosting(targets, seed), sample.x),
     )
     mean = np.broadcast_to(targets.mean(0), targets.shape)
     found = [mean, *(cross_fitted(model, x, targets, folds) for model, x in models)]
     errors = [((targets - guess) ** 2).sum(1) for guess in found]
     best = min(range(len(errors)), key=lambda n: float(errors[n].sum()))
-    gain = mean_interval(errors[0] - errors[best], rows.entities)
+    gain = mean_interval(errors[0] - errors[best], sample.entities)
     return found[best if gain.mean > 2 * (gain.se or math.inf) else 0]
 
 
-def relation_test(rows: Rows, folds: Folds, *, offsets: bool, seed: int = 0) -> tuple[Test, Array, float]:
+def relation_test(sample: Sample, folds: Folds, *, offsets: bool, seed: int = 0) -> tuple[Test, Array, float]:
     """Does the label depend on the domain, given the inputs? The test, p per column, and the overlap.
 
     The overlap is the share of rows that lie where several domains do: 1 if x says nothing of the domain.
@@ -255,17 +269,18 @@ def relation_test(rows: Rows, folds: Folds, *, offsets: bool, seed: int = 0) -> 
         offsets: whether other shares of labels in each domain, which alone change P(y | x), are allowed for:
             each domain then has its own offset of log P̂(y | x), or of the number that is predicted.
     """
-    member, entities, count = one_hot(rows.domains), codes_of(rows.entities, len(rows.x)), len(rows.x)
-    domain, share = predicted(rows, member, folds, seed), member.mean(0)
+    member, x, count = one_hot(sample.domains), sample.x, len(sample.x)
+    entities = codes_of(sample.entities, count)
+    domain, share = predicted(sample, member, folds, seed), member.mean(0)
     overlap = float(min(1.0, (domain * (1 - domain)).sum(1).mean() / (share * (1 - share)).sum()))
-    if overlap * (entities.max() + 1) < OVERLAPPING or not rows.x.shape[1]:
-        return Test("relation", 0.0, 0.0, 0.0, 1.0), np.ones(len(rows.columns)), overlap
-    targets = rows.targets if rows.classes else rankdata(rows.labels)[:, None] / count - 0.5
-    label = predicted(rows, targets, folds, seed)
-    functions = smooth(rows.x, seed, WIDTH)
+    if overlap * (entities.max() + 1) < OVERLAPPING or not x.any():
+        return Test("relation", 0.0, 0.0, 0.0, 1.0), np.ones(len(sample.columns)), overlap
+    targets = sample.targets if sample.classes else rankdata(sample.labels)[:, None] / count - 0.5
+    label = predicted(sample, targets, folds, seed)
+    functions = smooth(x, seed, WIDTH)
     functions /= np.sqrt((functions**2).sum(1).mean())
     if offsets:
-        known = np.log(np.maximum(label, 1e-3)) if rows.classes else label
+        known = np.log(np.maximum(label, 1e-3)) if sample.classes else label
         every, model = np.arange(count), linear_model(targets, 100.0)
         label = cross_fitted(model, np.hstack([known, member]), targets, [(every, every)])
     else:
@@ -279,8 +294,8 @@ def relation_test(rows: Rows, folds: Folds, *, offsets: bool, seed: int = 0) -> 
         return np.sum([(own**2).sum(0) for own in sums], 0)
 
     # A column's features without what the other columns say of them, by the inverse of the covariance.
-    slopes = rows.x @ np.linalg.inv(rows.x.T @ rows.x / count + 0.01 * np.eye(rows.x.shape[1]))
-    each = [functions, *(slopes[:, list(own)] for own in rows.columns)]
+    slopes = x @ np.linalg.inv(x.T @ x / count + 0.01 * np.eye(x.shape[1]))
+    each = [functions, *(slopes[:, list(column.features)] for column in sample.columns)]
     test, p = compared("relation", np.stack([squares(phi) for phi in each], 1))
     return test, p[1:], overlap
 

@@ -49,12 +49,6 @@ def mean_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]
     return mean, statistics.stdev(known) if len(known) > 1 else None
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """The mean of values of which all are known, else ``None``."""
-    every = list(values)
-    return mean_sd(every)[0] if None not in every else None
-
-
 def summarize(values: Sequence[float | None], metric: str | None = None) -> dict[str, Any]:
     """One value per seed, ``None`` where there is none; mean, sd and standard error of those known."""
     mean, sd = mean_sd(values)
@@ -182,10 +176,6 @@ def estimate(
     return Estimate(value, float(back(to(value) - reach)), float(back(to(value) + reach)))
 
 
-def _share(happened: Array, codes: Array) -> Estimate:
-    return estimate(lambda rows: float(happened[rows].mean()), codes, "share")
-
-
 def wilson(share: float, count: float) -> Estimate:
     """A share of ``count`` independent rows with Wilson's interval, which has a width also at 0 and 1."""
     square = Z**2 / count
@@ -290,6 +280,9 @@ def calibration(
     happened = (y == 1 if two else probability.argmax(1) == y).astype(np.float64)
     place = np.minimum((stated * BINS).astype(np.int64), BINS - 1)
 
+    def observed(outcome: Array, clusters: Array) -> Estimate:
+        return estimate(lambda rows: float(outcome[rows].mean()), clusters, "share")
+
     def error(outcome: Array) -> float:
         return float(np.abs(np.bincount(place, outcome - stated, BINS)).sum() / len(y))
 
@@ -299,7 +292,7 @@ def calibration(
     bins = []
     for number in np.unique(place).tolist():
         own = np.flatnonzero(place == number)
-        share = _share(happened[own], codes_of(codes[own], len(own)))
+        share = observed(happened[own], codes_of(codes[own], len(own)))
         ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": len(own)}
         mean = {"predicted": float(stated[own].mean()), "observed": share.value}
         bins.append({**ends, **mean, "low": share.low, "high": share.high})

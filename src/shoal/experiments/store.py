@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import shutil
@@ -61,7 +62,6 @@ class Store:
         self.working = self.folder / "working"
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{str(folder)!r} is a file; records require a folder.")
-        self._cache: dict[Path, tuple[tuple[int, int], RunRecord]] = {}
 
     def path(self, config: RunConfig) -> Path:
         """Return the path of the record of a run."""
@@ -111,16 +111,12 @@ class Store:
         path = self.path(config)
         if self.weights:
             check_same_run(path.parent, config)
-        try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError:
-            return read_record(path)  # which says why not
-        version = status.st_mtime_ns, status.st_ino
-        if path not in self._cache or self._cache[path][0] != version:
-            self._cache[path] = version, read_record(path, config)
-        return self._cache[path][1]
+            record = _read(path, status.st_mtime_ns, status.st_ino)
+            record.config.check_same(config, f"{str(path)!r} is the record of")
+            return record
+        return None
 
     def find(self, config: RunConfig) -> RunRecord | None:
         """Return the record of a run that finished or diverged, or ``None``."""
@@ -205,6 +201,12 @@ class Store:
             if config.identity in left and self.find(config) is not None:
                 with contextlib.suppress(Timeout), self.lock(config, give_up):
                     shutil.rmtree(self.working / config.identity, ignore_errors=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(path: Path, *version: int) -> RunRecord:
+    """The record in a file, which is read again when it has changed."""
+    return read_record(path)
 
 
 def _row(record: RunRecord) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -19,7 +19,7 @@ from shoal.models.features import FeatureExtractor
 from shoal.models.layers import parameter_groups
 from shoal.registry import MODELS as registry
 from shoal.registry import spelled
-from shoal.settings import Setting, checked, coerce, settings
+from shoal.settings import Count, Range, Seed, Setting, checked, coerce, settings
 
 __all__ = [
     "FeatureExtractor",
@@ -34,7 +34,12 @@ __all__ = [
 
 @checked
 def build(
-    name: str, *, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
+    name: str,
+    *,
+    input_shape: Sequence[Count],
+    classes: Annotated[int, Range(2, 10**9)] | None,
+    seed: Seed,
+    **options: Any,
 ) -> FeatureModel:
     """Build a model by name.
 
@@ -58,19 +63,17 @@ def build(
     Raises:
         InputError: the model or an option is unknown, or the model does not take inputs of this shape.
     """
-    if classes is not None and classes < 2:
-        raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
     if not name:
         raise InputError(
             f"there is no default model for examples of shape {tuple(input_shape)}; name one "
             f"({', '.join(registry.names())}) or pass your own module."
         )
     make, options = maker(name), check_options(name, options)
-    adapters = {key: options[key] for key in options if key.startswith("lora")}
+    adapters = {key: value for key, value in options.items() if key.startswith("lora")}
+    own = {key: value for key, value in options.items() if key not in adapters}
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        own = {key: value for key, value in options.items() if key not in adapters}
         model: FeatureModel = make(tuple(input_shape), classes, **own)
         if adapters:
             lora.adapt(name, model, **adapters)
@@ -85,6 +88,7 @@ def names_weights(name: str) -> bool:
     return "." in name and spelled(name) not in registry.names() and not language.known(name)
 
 
+@checked
 def options_of(name: str) -> list[str]:
     """Return the names of the options of a model.
 
@@ -97,20 +101,18 @@ def options_of(name: str) -> list[str]:
 def settings_of(name: str) -> dict[str, Setting]:
     """The options of a model with their defaults; those of LoRA are the same for all that are pretrained."""
     make = maker(name)
-    adapters = settings(lora.adapt) if isinstance(make, partial) else {}  # of timm or transformers
-    others = {key: adapters[key] for key in adapters if key.startswith("lora")}
-    return dict(list(settings(make).items())[2:]) | others
+    found = dict(list(settings(make).items())[2:])
+    if isinstance(make, partial):  # of timm or transformers
+        found |= {key: s for key, s in settings(lora.adapt).items() if key.startswith("lora")}
+    return found
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the model takes them; raises InputError where it does not."""
-    known = settings_of(name)
-    check_names(f"option of model {name!r}:", options, known)
-    found = {
-        key: coerce(known[key].annotation, value, key, f"model {name!r}") for key, value in options.items()
-    }
-    if "lora" in known:
-        lora.check(found)
+    known, of = settings_of(name), f"model {name!r}"
+    check_names(f"option of {of}:", options, known)
+    found = {key: coerce(known[key].annotation, value, key, of) for key, value in options.items()}
+    lora.check(found)
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,10 +24,12 @@ def arguments(model: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     inner, peft = unwrapped(model), sys.modules.get("peft")
     if peft is not None and isinstance(inner, peft.PeftModel):  # which passes on whatever it is given
         inner = inner.get_base_model()
-    names, needed = _parameters(type(inner).forward)
-    if isinstance(x, Mapping) and x and len(names) > 1 and names.issuperset(x):
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [p for p in inspect.signature(inner.forward).parameters.values() if p.kind not in variadic]
+    needed = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
+    if isinstance(x, Mapping) and x and len(parameters) > 1 and {p.name for p in parameters}.issuperset(x):
         return (), dict(x)
-    if isinstance(x, (tuple, list)) and needed > 1:
+    if isinstance(x, (tuple, list)) and len(needed) > 1:
         return tuple(x), {}
     return (x,), {}
 
@@ -49,12 +50,3 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside of DistributedDataParallel and torch.compile."""
     inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
-
-
-@lru_cache(maxsize=256)
-def _parameters(forward: Any) -> tuple[frozenset[str], int]:
-    """The names of a method's parameters, and how many of them it needs."""
-    every = list(inspect.signature(forward).parameters.values())[1:]  # without self
-    named = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    needed = [p for p in named if p.kind is not p.KEYWORD_ONLY and p.default is p.empty]
-    return frozenset(p.name for p in named), len(needed)

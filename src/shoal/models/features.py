@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
@@ -53,8 +52,8 @@ class FeatureExtractor:
         self.is_output = False
         """Whether the layer is linear and its output is the model's, up to the shape."""
         self._root = unwrapped(model)
-        self._takes_input: bool | None = None  # not known before the first forward pass
-        self._recorded: Any = None
+        self._is_last = False
+        self._recorded: list[Tensor] = []
         self._handles: list[RemovableHandle] = []
         self._attached = False  # what the compiler can read
         modules = dict(self._root.named_modules(remove_duplicate=False))
@@ -74,20 +73,20 @@ class FeatureExtractor:
     @property
     def features(self) -> Tensor:
         """The features of the last forward pass, (B, d), with their graph."""
-        tensors = list(tensors_in([self._recorded]))
-        if not tensors:
+        found = self._recorded
+        if not found:
             raise InputError(
                 f"features: layer {self.layer!r} was not executed in a forward pass; a model that was "
                 "compiled and used before needs torch.compiler.reset()."
             )
-        if len(tensors) > 1 or not tensors[0].ndim or not tensors[0].is_floating_point():
-            gives = f"layer {self.layer!r} gives {len(tensors)} of {tensors[0].dtype}"
+        if len(found) > 1 or not found[0].ndim or not found[0].is_floating_point():
+            gives = f"layer {self.layer!r} gives {len(found)} of {found[0].dtype}"
             raise InputError(f"features must be one tensor of floats, (B, …); {gives}.")
-        return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
+        return found[0].flatten(1) if found[0].ndim > 1 else found[0][:, None]
 
     def take(self) -> Tensor:
         """Returns the features and drops the reference to them, so that their memory can be freed."""
-        features, self._recorded = self.features, None
+        features, self._recorded = self.features, []
         return features
 
     def find(self, *args: Any, **kwargs: Any) -> FeatureExtractor:
@@ -95,24 +94,22 @@ class FeatureExtractor:
 
         Call it if ``width`` is needed before the first forward pass.
         """
-        attached = bool(self._handles)
+        attached = self._attached
         self.close()
         try:
             output, calls = _trial(self._root, self.layer, args, kwargs)
             last, is_output = _last(calls, output)
-            call = (
-                last if self.layer is None else next((c for c in calls[::-1] if c.name == self.layer), None)
-            )
-            if call is None:
+            named = [call for call in calls if call.name == self.layer]
+            found = last if self.layer is None else named[-1] if named else None
+            if found is None:
                 raise InputError(self._not_found(calls))
-            self.layer, self._takes_input = call.name, call is last
-            self.is_output = call is last and is_output and self.linear is not None
-            self._recorded = call.input if self._takes_input else call.output
-            features = self.take()
+            self.layer, self._is_last = found.name, found is last
+            self.is_output = found is last and is_output and self.linear is not None
+            self._recorded = found.input if self._is_last else found.output
+            self.width = self.take().shape[1]
         finally:  # after an error too, so that the next pass is another try
             if attached:
                 self.attach()
-        self.width = features.shape[1]
         return self
 
     def _not_found(self, calls: list[_Call]) -> str:
@@ -128,18 +125,18 @@ class FeatureExtractor:
         if self._handles:
             return
         self._attached = True
-        if self._takes_input is not None:
+        if self.width is not None:
             layer = self._root.get_submodule(self.layer or "")
             self._handles = [layer.register_forward_hook(self._record, with_kwargs=True)]
-            return
-        outermost = self.model.module if isinstance(self.model, PARALLEL) else self.model
-        self._handles = [outermost.register_forward_pre_hook(self._find_first, with_kwargs=True)]
+        else:
+            outermost = self.model.module if isinstance(self.model, PARALLEL) else self.model
+            self._handles = [outermost.register_forward_pre_hook(self._find_first, with_kwargs=True)]
 
     def close(self) -> None:
         """Removes the hooks from the model."""
         while self._handles:
             self._handles.pop().remove()
-        self._attached, self._recorded = False, None
+        self._attached, self._recorded = False, []
 
     def __enter__(self) -> FeatureExtractor:
         return self
@@ -148,16 +145,15 @@ class FeatureExtractor:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_recorded": None}  # which has a graph, and cannot be copied
+        return vars(self) | {"_recorded": []}  # which have a graph, and cannot be copied
 
     def _find_first(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._attached:
             self.find(*args, **kwargs)
 
     def _record(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._attached:  # copied: what comes next may overwrite it, as nn.ReLU(inplace=True) does
-            copies = [] if self._takes_input else [t.clone() for t in tensors_in([output])]
-            self._recorded = copies or _first(args, kwargs)
+        if self._attached:
+            self._recorded = _first(args, kwargs) if self._is_last else _copies(output)
 
 
 def find_head(model: nn.Module, x: Any) -> nn.Module:
@@ -187,10 +183,10 @@ def find_head(model: nn.Module, x: Any) -> nn.Module:
 
 
 class _Call(NamedTuple):
-    """One call of a layer: its input, and copies of the tensors that it returned."""
+    """One call of a layer: the tensors of its input, and copies of those that it returned."""
 
     name: str
-    input: Any
+    input: list[Tensor]
     output: list[Tensor]
 
 
@@ -200,12 +196,9 @@ def _last(calls: list[_Call], output: Tensor) -> tuple[_Call | None, bool]:
     That is the last one that returns the values of the output, in any shape, or else the only one that
     returns as many. A layer that is executed several times is none.
     """
-    count = Counter(call.name for call in calls)
-    sized = [
-        call
-        for call in calls
-        if count[call.name] == 1 and len(call.output) == 1 and call.output[0].numel() == output.numel()
-    ]
+    names = [call.name for call in calls]
+    once = [call for call in calls if names.count(call.name) == 1 and len(call.output) == 1]
+    sized = [call for call in once if call.output[0].numel() == output.numel()]
     values = output.flatten().double()
     equal = [call for call in sized if torch.equal(call.output[0].flatten().double(), values)]
     if equal:
@@ -222,11 +215,10 @@ def _trial(root: nn.Module, layer: str | None, args: Any, kwargs: Any) -> tuple[
     names: dict[nn.Module, str] = {m: n for n, m in root.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:
         names[root.get_submodule(layer)] = layer
-    calls, modes = list[_Call](), [(module, module.training) for module in root.modules()]
+    calls, modes = list[_Call](), {module: module.training for module in root.modules()}
 
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        copies = [t.clone() for t in tensors_in([output])]  # what comes next may overwrite it
-        calls.append(_Call(names[module], _first(args, kwargs), copies))
+        calls.append(_Call(names[module], _first(args, kwargs), _copies(output)))
 
     handles = [module.register_forward_hook(record, with_kwargs=True) for module in names]
     eager: Any = contextlib.nullcontext()
@@ -237,7 +229,7 @@ def _trial(root: nn.Module, layer: str | None, args: Any, kwargs: Any) -> tuple[
         with torch.no_grad(), preserve_state(root), eager:
             result = logits_of(root(*args, **kwargs))
     finally:
-        for module, mode in modes:
+        for module, mode in modes.items():
             module.training = mode
         for handle in handles:
             handle.remove()
@@ -247,6 +239,11 @@ def _trial(root: nn.Module, layer: str | None, args: Any, kwargs: Any) -> tuple[
     return tensors[0], calls
 
 
-def _first(args: Any, kwargs: Any) -> Any:
-    """The first argument of a call."""
-    return args[0] if args else next(iter(kwargs.values()), None)
+def _first(args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors of the first argument of a call."""
+    return list(tensors_in([args[0] if args else next(iter(kwargs.values()), None)]))
+
+
+def _copies(output: Any) -> list[Tensor]:
+    """The tensors of an output, which what comes next may overwrite, as nn.ReLU(inplace=True) does."""
+    return [t.clone() for t in tensors_in([output])]

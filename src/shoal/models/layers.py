@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from torch import nn
@@ -25,65 +23,43 @@ class Layers(NamedTuple):
 def find_layers(model: nn.Module, head: nn.Module) -> Layers:
     """The layers of ``model`` below its ``head``, by the order in which its modules were registered.
 
-    A part is a child module; a large part has a weight of two or more dimensions that is not the head's.
-    Beginning with the model,
-
-    1. the large parts of an ``nn.Sequential`` or ``nn.ModuleList``, if there are several, are one layer each:
-       the blocks of a vision transformer, ``encoder.layer.N`` of transformers, ``features.N`` of torchvision;
-    2. so are those of any module where parts called alike but for a number hold more than half of its
-       weights: ``conv1, layer1, …, layer4`` of a ResNet;
-    3. of any other module the large part that itself has the most layers by these rules is opened. All parts
-       before it are one layer, the lowest: the stem or the embeddings. Each large part after it is one layer;
-    4. if none can be opened, the large parts are one layer each.
-
-    Other parts, such as a normalisation, belong to the layer before them, or to the first. Those that follow
-    all large parts in (3) are the ``top``, which counts as part of the head, as in BEiT: the last
-    normalisation of a vision transformer.
+    Modules called alike but for a number, such as ``blocks.0``, ``encoder.layer.0`` or ``layer1``, are a
+    layer each, if they have a weight of two or more dimensions. What comes before the first of them is the
+    lowest layer: the stem or the embeddings. Any other module with such a weight is a layer too, and one
+    without belongs to the layer before it. Those at the end, unless the last layer is of the same module, are
+    the ``top``, which counts as part of the head, as in BEiT: the last normalisation of a vision transformer.
     """
     kept = set(head.parameters())
 
-    def size(name: str) -> int:
-        weights = model.get_submodule(name).parameters()
-        return sum(p.numel() for p in weights if p.ndim > 1 and p not in kept)
+    def large(name: str) -> bool:
+        return any(p.ndim > 1 and p not in kept for p in model.get_submodule(name).parameters())
 
-    def grouped(names: Sequence[str]) -> list[list[str]]:
-        """A layer for each large part; none, if there is none."""
-        layers: list[list[str]] = [[]]
-        for name in names:
-            if size(name) and any(map(size, layers[-1])):
-                layers.append([])
+    def parts(name: str) -> list[tuple[str, bool]]:
+        """The modules in one, and in those of them that have a stack; and whether each is of a stack."""
+        children = model.get_submodule(name).named_children()
+        names = [f"{name}.{child}".lstrip(".") for child, module in children if module is not head]
+        alike = Counter(each.rstrip("0123456789") for each in names if large(each))
+        found: list[tuple[str, bool]] = []
+        for each in names:
+            inside, stacked = parts(each), large(each) and alike[each.rstrip("0123456789")] > 1
+            alone = large(each) and alike.total() == 1 and any(large(part) for part, _ in inside)
+            opened = alone or (not stacked and any(stack for _, stack in inside))
+            found += inside if opened else [(each, stacked)]
+        return found
+
+    found = parts("")
+    stacks = [stacked for _, stacked in found]
+    first = stacks.index(True) if any(stacks) else 0
+    sized = [n for n, (name, _) in enumerate(found) if large(name)]
+    layers, top = list[list[str]](), list[str]()
+    for n, (name, _) in enumerate(found if sized else []):
+        if n == sized[0] or (n in sized and n >= first):
+            layers.append([] if layers else [each for each, _ in found[:n]])
+        if n > sized[-1] and name.rpartition(".")[0] != found[sized[-1]][0].rpartition(".")[0]:
+            top.append(name)
+        elif layers:
             layers[-1].append(name)
-        return layers if any(map(size, layers[-1])) else []
-
-    def split(name: str, inside: bool) -> Layers | None:
-        module = model.get_submodule(name)
-        parts = [f"{name}.{child}".lstrip(".") for child, m in module.named_children() if m is not head]
-        sizes = {part: size(part) for part in parts if size(part)}
-        listed = isinstance(module, (nn.Sequential, nn.ModuleList)) and len(sizes) > 1
-        if listed or _numbered(sizes):
-            return Layers(grouped(parts), [])
-        found = {part: split(part, inside or len(sizes) > 1) for part in sizes}
-        opened = {part: inner for part, inner in found.items() if inner is not None}
-        if not opened:
-            return Layers(grouped(parts), []) if sizes and not inside else None
-        best = max(opened, key=lambda part: (len(opened[part].layers), sizes[part]))
-        (first, *others), top = opened[best]
-        before, after = parts[: parts.index(best)], parts[parts.index(best) + 1 :]
-        lowest = [before, first] if any(map(size, before)) else [[*before, *first]]
-        rest = grouped(after)
-        return Layers([*lowest, *others, *rest], top if rest else [*top, *after])
-
-    return split("", inside=False) or Layers([], [])
-
-
-def _numbered(sizes: dict[str, int]) -> bool:
-    """Whether parts called alike but for a number hold more than half of the weights."""
-    alike, count = Counter[str](), Counter[str]()
-    for name, size in sizes.items():
-        if match := re.fullmatch(r"(.*\D)\d+", name.rpartition(".")[2]):
-            alike[match[1]] += size
-            count[match[1]] += 1
-    return any(count[name] > 1 and 2 * alike[name] > sum(sizes.values()) for name in alike)
+    return Layers(layers, top)
 
 
 def depths(model: nn.Module, head: nn.Module) -> dict[nn.Parameter, int]:

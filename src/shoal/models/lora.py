@@ -33,7 +33,7 @@ ATTENTION = (
 def check(options: Mapping[str, Any]) -> None:
     """Refuses options of a model that contradict each other, and ``lora`` where peft is not installed."""
     if options.get("lora") is None:
-        if given := [name for name in ("lora_alpha", "lora_dropout", "lora_targets") if options.get(name)]:
+        if given := [name for name in ("lora_alpha", "lora_targets") if options.get(name)]:
             raise InputError(f"{given[0]} requires lora, the rank of the adapters.")
     elif options.get("frozen"):
         raise InputError("lora trains adapters in the backbone, frozen trains none; specify only one.")
@@ -47,7 +47,6 @@ def adapt(
     *,
     lora: Annotated[int, Range(1, 10**4)] | None = None,
     lora_alpha: Annotated[float, Range(above=0)] | None = None,
-    lora_dropout: Annotated[float, Range(0, below=1)] = 0.0,
     lora_targets: list[str] | str | None = None,
 ) -> None:
     """Put adapters into the features of a model, and freeze all else in them, BatchNorm included.
@@ -59,7 +58,6 @@ def adapt(
         model: model of timm or transformers.
         lora: rank r of the adapters (default: no adapters).
         lora_alpha: their output is multiplied by ``lora_alpha`` / r (default: 2 r).
-        lora_dropout: dropout rate of their inputs.
         lora_targets: names of linear layers, or their last parts, that get adapters (default: the query and
             value projections of attention, or its layer ``qkv``).
     """
@@ -67,19 +65,17 @@ def adapt(
         return
     features: Any = model.features
     linear = [n for n, module in features.body.named_modules() if isinstance(module, nn.Linear)]
-    names = list(dict.fromkeys(n.rpartition(".")[2] for n in linear))
+    last = {n.rpartition(".")[2]: n for n in linear}
     wanted = [lora_targets] if isinstance(lora_targets, str) else lora_targets
-    if wanted is None:
-        wanted = [name for name in ATTENTION if name in names]
+    wanted = [name for name in ATTENTION if name in last] if wanted is None else wanted
     found = {target: [n for n in linear if f".{n}".endswith(f".{target}")] for target in wanted}
     if not found or not all(found.values()):
-        known = f"linear layers of model {name!r} ({', '.join(names) or 'it has none'})"
+        known = f"linear layers of model {name!r} ({', '.join(last) or 'it has none'})"
         raise InputError(f"must be {known}, got {wanted}.", "lora_targets")
     allow_torchvision()  # peft imports transformers
     peft: Any = importlib.import_module("peft")
-    alpha = 2 * lora if lora_alpha is None else lora_alpha
     targets = [n for layers in found.values() for n in layers]
-    config = peft.LoraConfig(r=lora, lora_alpha=alpha, lora_dropout=lora_dropout, target_modules=targets)
+    config = peft.LoraConfig(r=lora, lora_alpha=lora_alpha or 2 * lora, target_modules=targets)
     peft.inject_adapter_in_model(config, features.body)
     if isinstance(features, Backbone):
         features.freeze()
@@ -87,24 +83,20 @@ def adapt(
         parameter.requires_grad_()
 
 
-def adapted(model: nn.Module) -> dict[str, Any]:
-    """The layers with adapters of peft's in them, by name."""
-    if "peft" not in sys.modules:
-        return {}
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    return {n: m for n, m in model.named_modules(remove_duplicate=False) if isinstance(m, BaseTunerLayer)}
-
-
 def merged(model: nn.Module) -> nn.Module:
     """A copy with W + (alpha / r) B A in place of each adapted W; ``model`` itself where there are none."""
-    if not adapted(model):
+    if "peft" not in sys.modules:
+        return model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if not any(isinstance(module, BaseTunerLayer) for module in model.modules()):
         return model
     copied: Any = copy.deepcopy(model)
     if hasattr(copied, "merge_and_unload"):  # a PeftModel of the user's own
         whole: nn.Module = copied.merge_and_unload()
         return whole
-    for name, layer in adapted(copied).items():
-        layer.merge()
-        copied.set_submodule(name, layer.get_base_layer())
+    for name, layer in list(copied.named_modules(remove_duplicate=False)):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            copied.set_submodule(name, layer.get_base_layer())
     return copied

@@ -81,7 +81,7 @@ def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]
     labels = torch.cat([batch.y for batch in batches])
     bias = constant_bias(labels, task.classes)
     wrong = bias.clone()
-    wrong[0] += 1.0 if task.is_classification else float(labels.float().std())
+    wrong[0] += 1.0 if task.classes is not None else float(labels.float().std())
     result = {}
     for name, value in {"constant classifier": bias, "constant and wrong": wrong}.items():
         with torch.no_grad():

@@ -47,8 +47,8 @@ def table(result: Result, written: Callable[[str], str] = str, most: int | None 
             cells += [cell(row["average"]), where]
         cells += [cell(row["metrics"].get(name)) for name in further]
         if baseline:
-            gap = "–" if row["algorithm"] == baseline else cell(row["difference"], sign="+")
-            cells += [gap, interval(row["over_domains"], metric)]
+            over = row["over_domains"]
+            cells += [number(over["mean"], metric, "+") if over else "–", interval(over, metric)]
         found.add(*cells, cell(row["validation"]))
     return found
 
@@ -209,7 +209,7 @@ def _race(race: Mapping[str, Any]) -> list[str]:
 
 def notes(result: Result) -> list[str]:
     """What is missing, failed or doubtful, in sentences."""
-    kinds = {"unable": "Not compared", "excluded": "Not held out, only trained on"}
+    kinds = {"unable": "Not compared", "excluded": "Only trained on, unless named by held_out"}
     kinds |= {"warned": "Warning, held-out domains"}
     lines, missing = list[str](), result["missing"]
     for kind, what in kinds.items():

@@ -113,14 +113,14 @@ def _tests(result: Result) -> Table:
 
 def _columns(result: Result) -> Table:
     columns = named(result, "changes") + [c for c in named(result, "differs") if not c["changes"]]
-    forms = {"share": "{:.0%}", "sd": "spread {:.2f} SD", "mean": "mean {:+.2f} SD"}
+    forms = {"sd": "spread {:.2f} SD", "mean": "mean {:+.2f} SD"}
     titles = ["variance between domains %", "p", "most different", "relation to the label", "p "]
     found = Table(["column", *titles])
     for c in columns[:SHOWN]:
         how, relation = c["how"], "no change detected"
         here, elsewhere = (forms[how["measure"]].format(how[side]) for side in ("here", "elsewhere"))
-        part = f"{how['part']} " if how["part"] else "high value " if how["measure"] == "share" else ""
-        most = f"{how['domain']}: {part}{here}, elsewhere {elsewhere.split(' ', 1)[-1]}"
+        part = f"{how['part']} " if how["part"] else ""
+        most = f"{how['domain']}: {part}{here}, elsewhere {elsewhere.partition(' ')[2]}"
         if c["changes"]:  # in the two domains where the correlation is lowest and highest
             each, label = c["correlations"], f" with label {c['label']}" if c["label"] else ""
             ends = [f"{each[d]:+.2f} in {d}" for d in (min(each, key=each.get), max(each, key=each.get))]

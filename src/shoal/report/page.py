@@ -121,11 +121,6 @@ def diagnosis_page(found: Result, columns: Result | None = None, notes: Sequence
         "reading": lines[1:],
         "tables": [("", table) for table in diagnose.tables(found)],
         "matrices": [
-            {
-                "title": "Domain (rows) as predicted from the inputs",
-                "names": names,
-                "rows": found["confusion"],
-            },
             {"title": "Cosines of gradients after training", "names": names, "rows": cosines},
         ],
     }

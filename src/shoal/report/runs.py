@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.experiments.statistics import mean_of, plus_minus
+from shoal.experiments.statistics import plus_minus
 from shoal.report.tables import Table, cell, clean, listed
 
 MOST, FEW = 50, 10
@@ -63,7 +64,8 @@ def overall_table(results: Sequence[Result]) -> Table:
     rows = [{row["algorithm"]: row["average"] for row in result["rows"]} for result in results]
     for name in dict.fromkeys(name for own in rows for name in own):
         averages = [own.get(name) for own in rows]
-        mean = mean_of(a["mean"] if a and None not in a["values"] else None for a in averages)
+        known = [a["mean"] for a in averages if a and None not in a["values"]]
+        mean = statistics.fmean(known) if len(known) == len(averages) else None
         whole = {"values": [mean], "mean": mean, "se": None, "metric": metrics[0]}
         table.add(name, *(cell(a, "se") for a in [*averages, whole][: len(columns)]))
     return table

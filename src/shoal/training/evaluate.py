@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Loss, full_precision
 from shoal.data.batch import Task
 from shoal.data.domains import Domains
-from shoal.data.loader import MetaBatchLoader
+from shoal.data.loader import InOrder, MetaBatchLoader
 from shoal.errors import InputError, unknown_name
 from shoal.losses import find_terms
 from shoal.models.calling import call
@@ -295,20 +295,6 @@ def sample(domains: Domains, limit: int) -> Domains:
         own = domains.indices_of(number)
         found[domains.names[number]] = np.sort(own[np.argsort(place[own], kind="stable")[:each]])
     return Domains.from_indices(found)
-
-
-class InOrder:
-    """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
-
-    seed = 0
-
-    def __init__(self, which: Mapping[str, np.ndarray], size: int) -> None:
-        parts = {name: np.split(w, range(size, len(w), size)) for name, w in which.items() if len(w)}
-        self.batches = [(name, len(rows)) for name, batches in parts.items() for rows in batches]
-        self._rows = [rows.astype(np.int64)[None] for batches in parts.values() for rows in batches]
-
-    def plans(self, start: int, stop: int) -> tuple[None, list[np.ndarray]]:
-        return None, self._rows[start:stop]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from shoal.training.loggers import Logger, Metrics, TensorBoard, WeightsAndBiase
 from shoal.training.processes import Processes
 
 OWN = (
-    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.json", "model.txt"),
+    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.txt"),
     *("inputs.json", "card.md", "columns.json", ".lock", "checkpoints", "stages", "predictions"),
     *("tensorboard", "encoder", "tokenizer"),
 )
