@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[str, Change | None, dict[str, Any], str]] = {
         {"loss": BCE(pos_weight=torch.ones(7))},
         r"loss: cannot take .*\(2, 3\)",
     ),
-    "label 2": ("multilabel", lambda x, y: (x, 2 * y), {}, "has the label 2.0"),
+    "label 2": ("multilabel", lambda x, y: (x, 2 * y), {}, "has the label .2.0"),
     "probabilities": (
         "multilabel",
         None,
