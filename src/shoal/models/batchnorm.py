@@ -31,7 +31,7 @@ def freeze_batchnorm(model: nn.Module) -> list[str]:
         if isinstance(module, _BatchNorm) and "train" not in vars(module):
             mean = module.running_mean
             if mean is not None and mean.count_nonzero():
-                module.train = partial(_eval, module)  # type: ignore[method-assign]
+                module.train = partial(_eval, module)  # type: ignore[assignment, method-assign]
                 module.eval()
                 names.append(name)
     return names
