@@ -95,13 +95,18 @@ Algorithms = str | type | Sequence[str | type]
 OF_DATA = Option(None, "train compare diagnose check")
 
 
-class DataOptions(TypedDict, total=False):
-    """How data are read: a table, a folder of images, or a dataset by name."""
+class RoleOptions(TypedDict, total=False):
+    """The label and the domain of a row."""
 
     label: Annotated[str | None, OF_DATA]
     """Column to predict."""
     domain: Annotated[str | None, OF_DATA]
     """Column with the domain of each row."""
+
+
+class TableOptions(TypedDict, total=False):
+    """How a table is read."""
+
     group: Annotated[str | None, OF_DATA]
     """Column that identifies the entity of each row, such as a patient; rows of one entity stay in the same
     split."""
@@ -109,7 +114,7 @@ class DataOptions(TypedDict, total=False):
     """Kind of the task (default: inferred from the label)."""
     drop: Annotated[Names | None, OF_DATA]
     """Columns to ignore."""
-    columns: Annotated[Sequence[str] | None, Option()]
+    columns: Annotated[Names | None, Option()]
     """Columns to use as features (default: all others)."""
     kinds: Annotated[Mapping[str, Kind] | None, OF_DATA]
     """Kind of a column whose inferred kind is wrong: numeric, boolean, date, categorical or text. In Python
@@ -127,6 +132,11 @@ class DataOptions(TypedDict, total=False):
     """Name of the sheet of an Excel file, or its number from 0 (default: the first)."""
     skip_rows: Annotated[Annotated[int, Range(0)] | None, OF_DATA]
     """Number of lines, or rows of a sheet, above the names of the columns."""
+
+
+class DataOptions(RoleOptions, TableOptions, total=False):
+    """How data are read: a table, a folder of images, or a dataset by name."""
+
     bad_images: Annotated[Literal["stop", "skip"] | None, Option(None, "train compare")]
     """Stop at an image that cannot be read, or skip it (default: stop)."""
     data_dir: Annotated[str | Path | None, Option(None, "train compare diagnose")]

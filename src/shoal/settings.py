@@ -214,12 +214,14 @@ def settings(function: Callable[..., Any]) -> dict[str, Setting]:
             for name, annotation in inspect.get_annotations(cls, eval_str=True).items()
             if name in vars(cls) and typing.get_origin(annotation) is not typing.ClassVar
         }
-    hints = _hints(function)
-    return {
+    hints, options = _hints(function), options_type(function)
+    named = {
         p.name: Setting(p.name, p.default, hints.get(p.name, Any))
         for p in inspect.signature(function).parameters.values()
         if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in ("self", "cls")
     }
+    others = {} if options is None else typing.get_type_hints(options, include_extras=True)
+    return named | {name: Setting(name, None, hint) for name, hint in others.items()}
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -256,9 +258,7 @@ def checked(function: Function) -> Function:
 
     @functools.cache
     def hints() -> dict[str, Any]:
-        options = options_type(function)
-        found = {} if options is None else typing.get_type_hints(options, include_extras=True)
-        return found | {name: setting.annotation for name, setting in settings(function).items()}
+        return {name: setting.annotation for name, setting in settings(function).items()}
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,11 @@
-"""DANN, CDANN and MLDG against DomainBed's update rules, written naively, in float64."""
+"""DANN and CDANN against DomainBed's update rules, written naively, in float64."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
-from test_formulas import CLASSES, SGD, blocks, equal, meta, network, on
-from torch import Tensor, nn
+from test_formulas import SGD, blocks, equal, meta, network, on
 
 from references import adversarial
 from shoal.algorithms.base import trained_parameters
@@ -77,31 +76,3 @@ def test_steps_are_domainbeds(name: str, case: str) -> None:
     d_steps = CASES[case].get("discriminator_steps", 1)
     expected = (["discriminator"] * (d_steps - 1) + (["generator"] + ["discriminator"] * d_steps) * 8)[:8]
     assert moved == expected
-
-
-class TestMLDG:
-    def gradient(self, given: Any, **settings: Any) -> tuple[nn.Module, list[Tensor]]:
-        model = network()
-        algorithm, engine = on("mldg", model, SGD, **settings)
-        return model, algorithm.gradient(meta(given), engine, 0)[0]
-
-    def test_of_two_domains_it_is_domainbeds_but_for_the_virtual_step(self) -> None:
-        """One pair, which DomainBed divides by the two domains. With n_meta_test=2 it would have no pair."""
-        two = blocks(0, size=5)[:2]
-        model, found = self.gradient(two, beta=0.7, inner_lr=0.2, held_out=2)
-        expected, nothing = (
-            adversarial.mldg(model, two, beta=0.7, held_out=held_out, inner=lambda p: torch.optim.SGD(p, 0.2))
-            for held_out in (1, 2)
-        )
-        torch.testing.assert_close([g / 2 for g in found], expected, rtol=1e-10, atol=1e-10)
-        assert not any(g.any() for g in nothing)
-
-    def test_of_three_domains_each_one_held_out_counts_here(self) -> None:
-        """DomainBed's single pair leaves the second one out."""
-        given, changed = blocks(0), blocks(0)
-        changed[2] = changed[2][0], (changed[2][1] + 1) % CLASSES, changed[2][2]
-        (model, one), (_, other) = (self.gradient(b, beta=0.7, inner_lr=0.2) for b in (given, changed))
-        assert max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True)) > 1e-3
-        rule: dict[str, Any] = {"beta": 0.7, "held_out": 2, "inner": lambda p: torch.optim.Adam(p, 1e-2)}
-        theirs = [adversarial.mldg(model, each, **rule) for each in (given, changed)]
-        torch.testing.assert_close(*theirs, rtol=0, atol=0)

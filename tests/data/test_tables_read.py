@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.data.tables import as_table, read
-from shoal.data.tables.cells import Format, date, number
+from shoal.data.tables.cells import Format
 from shoal.errors import InputError
 
 
@@ -57,7 +57,7 @@ class TestCsv:
     )
     def test_separators_quotes_and_marks(self, text: str, name: str, tmp_path: Path) -> None:
         found = read(written(tmp_path / name, text, encoding="utf-8"))
-        assert found.to_dict("list") == {"a": [1.0, 2.0], "b": ["x", "y"]}
+        assert found.to_dict("list") == {"a": ["1", "2"], "b": ["x", "y"]}
 
     def test_a_quoted_cell_may_hold_anything(self, tmp_path: Path) -> None:
         found = read(written(tmp_path / "t.csv", 'a,b\n1,"x, ""y""\nand z"\n2,w\n'))
@@ -66,14 +66,6 @@ class TestCsv:
     def test_a_cell_may_be_long(self, tmp_path: Path) -> None:
         found = read(written(tmp_path / "t.csv", f"a,b\n1,{'word ' * 30_000}\n2,w\n"))
         assert len(found["b"][0]) == 149_999
-
-    def test_numbers_that_leave_nothing_open_are_numbers(self, tmp_path: Path) -> None:
-        text = "a;b;c;d;e\n1,5;1.5;1.234;01;NA\n-2;-.5;2.345;2;3\n"
-        found = read(written(tmp_path / "t.csv", text))
-        assert found["a"].tolist() == [1.5, -2.0]
-        assert found["b"].tolist() == [1.5, -0.5]
-        for name, cells in (("c", ["1.234", "2.345"]), ("d", ["01", "2"]), ("e", ["NA", "3"])):
-            assert found[name].tolist() == cells
 
     def test_separators_at_the_end_of_lines(self, tmp_path: Path) -> None:
         found = read(
@@ -86,7 +78,7 @@ class TestCsv:
         with pytest.raises(InputError, match="not utf-8; set encoding"):
             read(tmp_path / "t.csv", skip_rows=2)
         found = read(tmp_path / "t.csv", skip_rows=2, encoding="cp1252")
-        assert found.to_dict("list") == {"a": [1.0], "b": ["ü"]}
+        assert found.to_dict("list") == {"a": ["1"], "b": ["ü"]}
         with pytest.raises(InputError, match="encoding: 'cp12' is no encoding"):
             read(tmp_path / "t.csv", encoding="cp12")
 
@@ -228,7 +220,7 @@ class TestTypes:
         moments = pd.Series(pd.date_range("1969-12-30 00:00:00.123456789", periods=9, freq="7h"))
         pd.DataFrame({"x": moments}).to_parquet(tmp_path / "t.parquet")
         pd.DataFrame({"x": moments}).to_csv(tmp_path / "t.csv", index=False)
-        wanted = [date(f"{m:%Y-%m-%d %H:%M:%S.%f}", False) for m in moments]
+        wanted = moments.to_numpy("M8[us]").astype(np.int64) / 86_400e6
         sources = [
             {"x": moments},
             {"x": moments.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")},
@@ -250,20 +242,9 @@ class TestTypes:
 
     def test_decimals_are_numbers(self) -> None:
         values = [decimal.Decimal(f"{n}.25") for n in range(9)]
-        assert as_table({"x": values})["x"].numbers.tolist() == [n + 0.25 for n in range(9)]
-
-    def test_frames_with_gaps(self) -> None:
-        frame = pd.DataFrame(
-            {
-                "whole": pd.array([1, None, 3], dtype="Int64"),
-                "flag": pd.array([True, None, False], dtype="boolean"),
-                "float": [0.5, math.nan, 2.0],
-            }
-        )
-        table = as_table(frame)
-        assert table["whole"].texts() == ["1", None, "3"]
-        assert table["flag"].texts() == ["True", None, "False"]
-        assert table["float"].texts() == ["0.5", None, "2"]
+        assert as_table({"x": values})["x"].values("numeric", Format())[0].tolist() == [
+            n + 0.25 for n in range(9)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -280,4 +261,5 @@ class TestTypes:
     ],
 )
 def test_times_of_day_and_durations_are_seconds(text: str, seconds: float | None) -> None:
-    assert number(text, Format(unit="s")) == seconds
+    (found,) = as_table({"x": [text]})["x"].values("numeric", Format(unit="s"))[0]
+    assert found == (pytest.approx(math.nan, nan_ok=True) if seconds is None else seconds)

@@ -105,6 +105,8 @@ def test_templates_are_averaged(folders: dict[str, str]) -> None:
     ("options", "message"),
     [
         ({"class_names": ["silly", "Silly ", "warm"]}, r"'silly' and 'Silly ' give equal prompts"),
+        ({"class_names": ["warm", "日", "本"]}, "'日' and '本' give equal prompts"),  # unknown words
+        ({"class_names": ["warm", "no " * 20 + "a", "no " * 20 + "b"]}, "give equal prompts"),  # truncated
         ({"class_names": ["silly", "warm"]}, "class_names, one for each of 3 classes"),
         ({"class_names": None}, "class_names, one for each of 3 classes"),
         ({"prompts": ["a photo"]}, r"templates with \{\}"),
@@ -117,7 +119,7 @@ def test_bad_options(options: dict[str, Any], message: str, folders: dict[str, s
 
 
 def test_bad_folders(folders: dict[str, str], tmp_path: Path) -> None:
-    for name in ("clip", "no tokenizer"):
+    for name in ("clip", "no tokenizer", "another's"):
         shutil.copytree(folders["clip"], tmp_path / name)
     for path in (tmp_path / "no tokenizer").iterdir():
         if "token" in path.name or "vocab" in path.name:
@@ -125,6 +127,10 @@ def test_bad_folders(folders: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the tokenizer of .* cannot be loaded"):
         made(str(tmp_path / "no tokenizer"))
     assert made(str(tmp_path / "no tokenizer"), zero_shot=False)(images()).shape == (4, 3)
+    words = tmp_path / "another's" / "vocab.txt"
+    words.write_text("".join(f"more{n}\n" for n in range(600)) + words.read_text())
+    with pytest.raises(InputError, match="the tokenizer gives tokens that the text tower does not have"):
+        made(str(tmp_path / "another's"))
     with pytest.raises(InputError, match=r"takes images \(3, 32, 32\), not \(3, 16, 16\); set size=32"):
         build(f"clip:{folders['clip']}", input_shape=(3, 16, 16), classes=2, seed=0)
     config = json.loads((tmp_path / "clip" / "config.json").read_text())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from shoal.paper.reproduce import reproduce
 @pytest.mark.parametrize(
     ("experiment", "options", "message"),
     [
-        ("linear", {"seeds": 3}, "seeds: linear does not use it; used by cdsprites, tracking, grouping"),
-        ("theorem", {"engine": "ray"}, "engine: theorem does not use it"),
+        ("linear", {"seeds": 3}, "^seeds: linear does not use it"),
+        ("theorem", {"engine": "ray"}, "^engine: theorem does not use it"),
         ("cdsprites", {"seeds": 0}, "seeds must be at least 1, got 0"),
         ("cdsprites", {"only": "palete"}, "Did you mean 'palette'"),
         ("lineer", {}, "Did you mean 'linear'"),
@@ -40,12 +38,6 @@ def test_theorem(tmp_path: Path) -> None:
         assert row["one_minus_cos"][-1] < 1e-6
     assert "Nothing is left out" in str(result)
     assert json.loads((tmp_path / "theorem-quick.json").read_text())["rows"]
-
-
-def test_help_needs_no_torch() -> None:
-    code = "import sys, shoal.paper.reproduce, shoal.paper.demo; print({'torch', 'numpy'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
 
 
 def test_the_domainbed_table_is_complete() -> None:

@@ -1,9 +1,8 @@
-"""DomainBed's update rules for DANN, CDANN and MLDG, one example at a time."""
+"""DomainBed's update rules for DANN and CDANN, one example at a time."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -86,34 +85,3 @@ class Adversarial:
             share = len(labels) if self.classes is None else labels.count(y) * (max(labels) + 1)
             total = total + loss / share
         return total + self.penalty * average(norms)
-
-
-def mldg(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    *,
-    beta: float,
-    held_out: int,
-    inner: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-) -> list[Tensor]:
-    """The gradient of an update in DomainBed's form, without second derivatives.
-
-    Each domain that is not held out is paired with one that is, in turn; ``inner`` makes the optimizer of a
-    copy that takes a step on the first of the pair. Sums over pairs are divided by the number of domains.
-    """
-    kept = list(batches[: len(batches) - held_out])
-    others = list(batches[len(batches) - held_out :])
-    total = [torch.zeros_like(p) for p in model.parameters()]
-    for place, (x, y, _) in enumerate(kept):
-        u, v, _ = others[place % len(others)]
-        size = min(len(y), len(v))
-        inside = copy.deepcopy(model)
-        optimizer = inner(list(inside.parameters()))
-        average([cross_entropy(inside(x[[i]])[0], int(y[i])) for i in range(size)]).backward()
-        first = [p.grad.clone() for p in inside.parameters()]
-        optimizer.step()
-        optimizer.zero_grad()
-        average([cross_entropy(inside(u[[i]])[0], int(v[i])) for i in range(size)]).backward()
-        for sum_, g, p in zip(total, first, inside.parameters(), strict=True):
-            sum_ += (g + beta * p.grad) / len(batches)
-    return total

@@ -32,13 +32,6 @@ class Noisy(nn.Module):
         return x + 0.01 * (torch.rand(1) + float(np.random.rand()) + random.random()) if self.training else x
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), Noisy(), nn.Linear(8, 2)
-    )
-
-
 def fit(algorithm: str, model: nn.Module, data: Any = None, **options: Any) -> shoal.Fit:
     given: dict[str, Any] = {"steps": 6, "batch_size": 8, "lr": 0.01, "progress": False, "device": "cpu"}
     return shoal.fit(algorithm, model, data or toy(), **given | options)
@@ -72,38 +65,42 @@ def test_a_measurement_is_that_of_gradients_taken_one_by_one(accumulate: int) ->
     assert json.loads(json.dumps(found)) == found
 
 
-def users(count: int, size: int = 4) -> DomainData:
+def users(count: int, size: int = 4) -> Any:
     x, y = torch.randn(count * size, 4), torch.arange(count * size) % 2
     domains = Domains.from_sizes({str(n): size for n in range(count)})
     return DomainData(TensorData(x, y), {"train": domains}, 2, (4,), "")
 
 
 def test_of_many_domains_a_few_are_measured_that_depend_on_the_step_alone(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 60, "eval_limit": 10, "batch_size": 4, "domains_per_step": 51}
-    for every in (5, 20):
-        fit("erm", nn.Linear(4, 2), users(5000), track_every=every, folder=tmp_path / str(every), **options)
-    lines = [(tmp_path / folder / "metrics.jsonl").read_text().splitlines() for folder in ("5", "20")]
+    options: dict[str, Any] = {"steps": 12, "eval_limit": 10, "batch_size": 4, "domains_per_step": 51}
+    for every in (2, 4):
+        fit("erm", nn.Linear(4, 2), users(500), track_every=every, folder=tmp_path / str(every), **options)
+    lines = [(tmp_path / folder / "metrics.jsonl").read_text().splitlines() for folder in "24"]
     found, some = ([x for x in map(json.loads, each) if x["phase"] == "agreement"] for each in lines)
     assert all(len(set(m["domains"])) == len(m["matrix"]) == 50 for m in found)
-    assert len({name for m in found for name in m["domains"]}) > 400  # other ones every time
-    assert [m["domains"] for m in some] == [m["domains"] for m in found[::4]]
+    assert len({name for m in found for name in m["domains"]}) > 150  # other ones every time
+    assert [m["domains"] for m in some] == [m["domains"] for m in found[::2]]
 
 
-def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    data: Any = users(4)
+def test_what_is_not_finite_is_null_and_one_domain_cannot_be_compared(tmp_path: Path) -> None:
+    data = users(4)
     data.examples.x[:] = 1e25
     with pytest.raises(Diverged):
         fit("fish", nn.Linear(4, 2), data, batch_size=4, steps=1, track_every=1, folder=tmp_path)
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["mean_inner_product"] is None
+    with pytest.raises(InputError, match="only one to train on"):
+        fit("erm", nn.Linear(4, 2), {"a": TEST}, track_every=1)
 
 
 @pytest.mark.parametrize("algorithm", ["fish", "erm", "reptile"])
 def test_training_is_the_same_to_the_bit_with_and_without(algorithm: str) -> None:
     """With a model that draws from every generator; the state outside is that of before, too."""
-
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), Noisy(), nn.Linear(8, 2)
+    network = nn.Sequential(*layers)
     given: dict[str, Any] = {"steps": 12, "eval_every": 5, "test": {"t": TEST}}
     tracked: list[dict[str, Any]] = [{}, {"track_every": 3}, {"track_every": 1, "track_after": True}]
-    runs = [fit(algorithm, network(), **given, **options) for options in tracked]
+    runs = [fit(algorithm, copy.deepcopy(network), **given, **options) for options in tracked]
     for run in runs[1:]:
         assert [p.loss for p in run.history] == [p.loss for p in runs[0].history]
         assert all(torch.equal(v, runs[0].model.state_dict()[k]) for k, v in run.model.state_dict().items())
@@ -112,18 +109,10 @@ def test_training_is_the_same_to_the_bit_with_and_without(algorithm: str) -> Non
     assert "matrix" in runs[2].agreement[-1]
 
 
-def test_one_domain_cannot_be_compared() -> None:
-    with pytest.raises(InputError, match="only one to train on"):
-        shoal.fit("erm", nn.Linear(4, 2), {"a": TEST}, steps=2, track_every=1, progress=False)
-
-
 def test_in_the_record_of_a_run(tmp_path: Path) -> None:
     options: dict[str, Any] = {"steps": 6, "batch_size": 8, "out": tmp_path / "run", "progress": False}
     shoal.train("fish", "linear", track_every=2, device="cpu", **options)
     record = read_record(tmp_path / "run" / "record.json")
     assert [m["step"] for m in record.agreement] == [0, 2, 4]
-    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["phase"] == "agreement"] == [0, 2, 4]
     # Tracking does not decide the result: the same run without it is done already.
-    again = shoal.train("fish", "linear", device="cpu", **options)
-    assert again.records[0] == record
+    assert shoal.train("fish", "linear", device="cpu", **options).records[0] == record

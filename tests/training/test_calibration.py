@@ -8,12 +8,11 @@ import pytest
 from shoal.training.calibration import fit_temperature, reliability
 
 
-def sampled(temperature, count=400, classes=3, seed=0):
+def sampled(temperature, count=400, classes=3):
     """Logits that are ``temperature`` times too large, and labels drawn from the probabilities."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     z = rng.normal(size=(count, classes)) * 2
-    labels = [rng.choice(classes, p=softmax(row, 1)) for row in z]
-    return z * temperature, np.array(labels)
+    return z * temperature, np.array([rng.choice(classes, p=softmax(row, 1)) for row in z])
 
 
 def softmax(row, temperature):
@@ -33,9 +32,11 @@ def test_the_temperature_has_the_lowest_loss_and_is_the_one_that_was_applied():
     assert fit_temperature(z / 7 + 5, y) == pytest.approx(found / 7)  # scaled alike; a shift changes nothing
 
 
-def test_logits_that_are_never_or_always_wrong_end_at_a_bound():
-    z = np.eye(3)
-    assert (fit_temperature(z, [0, 1, 2]), fit_temperature(z, [1, 2, 0])) == (0.01, 100.0)
+def test_bounds_and_a_prior_that_keeps_few_examples_from_deciding() -> None:
+    assert (fit_temperature(np.eye(3), [0, 1, 2]), fit_temperature(np.eye(3), [1, 2, 0])) == (0.01, 100.0)
+    right = np.eye(2)[[0, 1, 0, 1]] * 2.0
+    assert 0.3 < fit_temperature(right, [0, 1, 0, 1], prior=1.0) < 1
+    assert fit_temperature(np.tile(right, (5000, 1)), [0, 1, 0, 1] * 5000, prior=1.0) < 0.2
 
 
 @pytest.mark.parametrize("bins", [1, 4, 10])
@@ -55,10 +56,3 @@ def test_reliability_equals_a_loop_over_examples(bins):
         ece += len(inside) / 60 * abs(accuracy - confidence)
     assert found["ece"] == pytest.approx(ece)
     assert len(found["edges"]) == bins + 1
-
-
-def test_a_prior_keeps_few_examples_from_deciding() -> None:
-    right = np.eye(2)[[0, 1, 0, 1]] * 2.0
-    assert fit_temperature(right, [0, 1, 0, 1]) == pytest.approx(1 / 100)
-    assert 0.3 < fit_temperature(right, [0, 1, 0, 1], prior=1.0) < 1
-    assert fit_temperature(np.tile(right, (5000, 1)), [0, 1, 0, 1] * 5000, prior=1.0) < 0.2

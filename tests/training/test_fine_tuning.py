@@ -18,29 +18,35 @@ from shoal.gradients import pcgrad
 from shoal.models import FeatureModel, parameter_groups
 from shoal.training.callbacks import Callback, State
 
-STEPS, META_LR = 5, 0.3
-ALGORITHMS = ("erm", "fish", "pcgrad")
+META_LR = 0.3
+algorithms = pytest.mark.parametrize("algorithm", ["erm", "fish", "pcgrad"])
 
 
 class Net(nn.Module):
     """A stem, two blocks and a head."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(0)
             self.stem = nn.Linear(4, 6)
             self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
             self.norm = nn.LayerNorm(6)
             self.fc = nn.Linear(6, 2)
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> list[Tensor]:
+        """Outputs of the stem and both blocks, and what the head takes."""
         x = self.stem(x).relu_()
+        found = [x]
         for block in self.blocks:
-            x = x + block(x)
-        found: Tensor = self.fc(self.norm(x))
-        return found
+            found.append(block(x))
+            x = x + found[-1]
+        return [*found, self.norm(x)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.fc(self.features(x)[-1])
+        return output
 
 
 def domain(number: int, examples: int = 24) -> tuple[Tensor, Tensor]:
@@ -66,13 +72,13 @@ class Batches(Callback):
 
 def fit(algorithm: str, model: nn.Module, **options: Any) -> shoal.Fit:
     settings = {"meta_lr": META_LR} if algorithm == "fish" else {}
-    given = {"steps": STEPS, "batch_size": 6, "device": "cpu", "progress": False, "settings": settings}
+    given = {"steps": 5, "batch_size": 6, "device": "cpu", "progress": False, "settings": settings}
     if "optimizer" not in options:
         given["lr"] = 0.05
     return shoal.fit(algorithm, model, TRAIN, **given | options)
 
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 def plain_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -101,8 +107,7 @@ def by_hand(
 
     for batches in steps:
         if algorithm == "erm":
-            x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-            apply(gradient(x, y))
+            apply(gradient(*(torch.cat(parts) for parts in zip(*batches, strict=True))))
         elif algorithm == "pcgrad":
             apply(pcgrad([gradient(x, y) for x, y in batches]))
         else:
@@ -114,168 +119,142 @@ def by_hand(
                     p.copy_(start + META_LR * (p - start))
 
 
-def assert_same(one: nn.Module, other: nn.Module, limit: float = 1e-10) -> None:
+def assert_same(one: nn.Module, other: nn.Module) -> None:
     for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
-        assert (a - b).abs().max() <= limit, name
+        assert (a - b).abs().max() <= 1e-10, name
+
+
+# Learning rates
 
 
 def groups_of(model: Net, lr: float, head_lr: float | None, decay: float) -> list[dict[str, Any]]:
-    rates = {
-        model.stem: lr * decay**3,
-        model.blocks[0]: lr * decay**2,
-        model.blocks[1]: lr * decay,
-        model.norm: lr,
-        model.fc: head_lr or lr,
-    }
-    return [{"params": list(part.parameters()), "lr": rate} for part, rate in rates.items()]
+    parts = [model.stem, model.blocks[0], model.blocks[1], model.norm, model.fc]
+    rates = [lr * decay**3, lr * decay**2, lr * decay, lr, head_lr or lr]
+    return [{"params": [*part.parameters()], "lr": rate} for part, rate in zip(parts, rates, strict=True)]
 
 
-class TestLearningRates:
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    @pytest.mark.parametrize(("head_lr", "decay"), [(None, 0.5), (0.2, None), (0.2, 0.5)])
-    def test_as_by_hand(self, algorithm: str, head_lr: float | None, decay: float | None) -> None:
-        model, batches = Net(), Batches()
-        other = copy.deepcopy(model)
-        fit(algorithm, model, head_lr=head_lr, layer_decay=decay, callbacks=[batches])
-        optimizer = torch.optim.Adam(groups_of(other, 0.05, head_lr, decay or 1.0))
-        by_hand(algorithm, other, optimizer, batches.found)
-        assert_same(model, other)
-
-    def test_public_groups_are_the_same(self) -> None:
-        model = Net()
-        found = parameter_groups(model, 0.05, head_lr=0.2, layer_decay=0.5, x=TRAIN["d0"][0])
-        assert [group["lr"] for group in found] == [0.05 / 8, 0.05 / 4, 0.05 / 2, 0.05, 0.2]
-        expected = groups_of(model, 0.05, 0.2, 0.5)
-        for one, other in zip(found, expected, strict=True):
-            assert list(map(id, one["params"])) == list(map(id, other["params"]))
-
-    def test_frozen_parameters_are_in_no_group(self) -> None:
-        model = FeatureModel(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
-        (group,) = parameter_groups(model, 0.1, layer_decay=0.5)
-        assert list(map(id, group["params"])) == list(map(id, model.head.parameters()))
-
-    def test_an_optimizer_function_with_groups_and_a_schedule(self) -> None:
-        seen: list[list[tuple[float, float]]] = []
-
-        class Watch(Callback):
-            def on_step(self, state: State) -> None:
-                groups = state.optimizer.param_groups
-                seen.append([(round(g["lr"], 10), g["weight_decay"]) for g in groups])
-
-        def make(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            params = list(params)
-            flat = {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0, "lr": 0.2}
-            return torch.optim.SGD(
-                [{"params": [p for p in params if p.ndim > 1]}, flat], 0.4, weight_decay=0.1
-            )
-
-        fit(
-            "fish",
-            FeatureModel(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)).double(),
-            optimizer=make,
-            head_lr=1.0,
-            layer_decay=0.5,
-            steps=2,
-            schedule=lambda o: lr_scheduler.StepLR(o, 1, gamma=0.1),
-            callbacks=[Watch()],
-        )
-        assert seen[0] == [(0.02, 0.1), (0.1, 0.1), (0.01, 0.0), (0.1, 0.0)]
-        assert seen[1] == [(0.002, 0.1), (0.01, 0.1), (0.001, 0.0), (0.01, 0.0)]
-
-    def test_a_schedule_that_sets_rates_is_refused(self) -> None:
-        with pytest.raises(InputError, match="OneCycleLR sets learning rates itself"):
-            fit("erm", Net(), head_lr=0.2, schedule=lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9))
-
-    def test_the_record_has_the_rate_of_the_rest(self) -> None:
-        record = fit("erm", Net(), head_lr=0.2, layer_decay=0.5).record["config"]
-        assert record["lr"] == 0.05
-        assert (record["head_lr"], record["layer_decay"]) == (0.2, 0.5)
-
-    @pytest.mark.parametrize("option", ["head_lr", "layer_decay", "l2_sp"])
-    def test_a_model_without_a_head(self, option: str) -> None:
-        model = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()).double()
-        train = {name: (x[:, None], y) for name, (x, y) in TRAIN.items()}
-        with pytest.raises(InputError, match=rf"{option}: .*no head"):
-            shoal.fit("erm", model, train, steps=1, device="cpu", progress=False, **{option: 0.5})
-        with pytest.raises(InputError, match="x is missing"):
-            parameter_groups(model, 0.1)
+@pytest.mark.parametrize(
+    ("algorithm", "head_lr", "decay"),
+    [("erm", 0.2, 0.5), ("fish", 0.2, 0.5), ("pcgrad", None, 0.5), ("fish", 0.2, None)],
+)
+def test_learning_rates_as_by_hand(algorithm: str, head_lr: float | None, decay: float | None) -> None:
+    model, batches = Net(), Batches()
+    other = copy.deepcopy(model)
+    config = fit(algorithm, model, head_lr=head_lr, layer_decay=decay, callbacks=[batches]).record["config"]
+    optimizer = torch.optim.Adam(groups_of(other, 0.05, head_lr, decay or 1.0))
+    by_hand(algorithm, other, optimizer, batches.found)
+    assert_same(model, other)
+    assert (config["lr"], config["head_lr"], config["layer_decay"]) == (0.05, head_lr, decay)
 
 
-class TestL2SP:
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_as_by_hand(self, algorithm: str) -> None:
-        model, batches = Net(), Batches()
-        other = copy.deepcopy(model)
-        fit(algorithm, model, l2_sp=0.3, callbacks=[batches])
-        before = {p: p.detach().clone() for p in other.parameters()}
-        own = set(other.fc.parameters())
-
-        def pull(p: nn.Parameter) -> Tensor:
-            if p.ndim < 2:  # biases and norms
-                return torch.zeros_like(p)
-            return 0.3 * (p if p in own else p - before[p])
-
-        by_hand(algorithm, other, torch.optim.Adam(other.parameters(), 0.05), batches.found, pull=pull)
-        assert_same(model, other)
-
-    def test_a_large_weight_keeps_the_model_where_the_warm_start_left_it(self) -> None:
-        warm, model = Net(), Net()
-        options: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
-        fit("erm", warm, domains_per_step=1, steps=4, **options)
-        fit("fish", model, warm_start=4, l2_sp=10.0, steps=20, **options)
-        assert not torch.equal(warm.fc.weight, Net().fc.weight)
-        free = copy.deepcopy(warm)
-        fit("fish", free, steps=20, **options)
-        moved = [(m.stem.weight - warm.stem.weight).norm() for m in (model, free)]
-        assert moved[0] < 0.3 * moved[1]
+def test_public_groups_are_the_same() -> None:
+    model = Net()
+    found = parameter_groups(model, 0.05, head_lr=0.2, layer_decay=0.5, x=TRAIN["d0"][0])
+    for one, other in zip(found, groups_of(model, 0.05, 0.2, 0.5), strict=True):
+        assert one["lr"] == other["lr"]
+        assert list(map(id, one["params"])) == list(map(id, other["params"]))
+    frozen = FeatureModel(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+    (group,) = parameter_groups(frozen, 0.1, layer_decay=0.5)
+    assert list(map(id, group["params"])) == list(map(id, frozen.head.parameters()))
 
 
-class TestMIRO:
+def test_an_optimizer_function_with_groups_and_a_schedule() -> None:
+    seen: list[list[tuple[float, float]]] = []
+
+    class Watch(Callback):
+        def on_step(self, state: State) -> None:
+            seen.append([(round(g["lr"], 10), g["weight_decay"]) for g in state.optimizer.param_groups])
+
+    def make(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        params = list(params)
+        flat = {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0, "lr": 0.2}
+        return torch.optim.SGD([{"params": [p for p in params if p.ndim > 1]}, flat], 0.4, weight_decay=0.1)
+
+    model = FeatureModel(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)).double()
+    options: dict[str, Any] = {"head_lr": 1.0, "layer_decay": 0.5, "steps": 2, "callbacks": [Watch()]}
+    fit("fish", model, optimizer=make, schedule=lambda o: lr_scheduler.StepLR(o, 1, gamma=0.1), **options)
+    assert seen[0] == [(0.02, 0.1), (0.1, 0.1), (0.01, 0.0), (0.1, 0.0)]
+    assert seen[1] == [(0.002, 0.1), (0.01, 0.1), (0.001, 0.0), (0.01, 0.0)]
+    with pytest.raises(InputError, match="OneCycleLR sets learning rates itself"):
+        fit("erm", Net(), head_lr=0.2, schedule=lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9))
+
+
+@pytest.mark.parametrize("option", ["head_lr", "layer_decay", "l2_sp"])
+def test_a_model_without_a_head(option: str) -> None:
+    model = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()).double()
+    train = {name: (x[:, None], y) for name, (x, y) in TRAIN.items()}
+    with pytest.raises(InputError, match=rf"{option}: .*no head"):
+        shoal.fit("erm", model, train, steps=1, device="cpu", progress=False, **{option: 0.5})  # type: ignore[arg-type]
+
+
+# L2-SP
+
+
+@algorithms
+def test_l2_sp_as_by_hand(algorithm: str) -> None:
+    model, batches = Net(), Batches()
+    other = copy.deepcopy(model)
+    fit(algorithm, model, l2_sp=0.3, callbacks=[batches])
+    before = {p: p.detach().clone() for p in other.parameters()}
+    own = set(other.fc.parameters())
+
+    def pull(p: nn.Parameter) -> Tensor:
+        if p.ndim < 2:  # biases and norms
+            return torch.zeros_like(p)
+        return 0.3 * (p if p in own else p - before[p])
+
+    by_hand(algorithm, other, torch.optim.Adam(other.parameters(), 0.05), batches.found, pull=pull)
+    assert_same(model, other)
+
+
+def test_l2_sp_keeps_the_model_where_the_warm_start_left_it() -> None:
+    warm, model = Net(), Net()
+    options: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
+    fit("erm", warm, domains_per_step=1, steps=4, **options)
+    fit("fish", model, warm_start=4, l2_sp=10.0, steps=20, **options)
+    assert not torch.equal(warm.fc.weight, Net().fc.weight)
+    free = copy.deepcopy(warm)
+    fit("fish", free, steps=20, **options)
+    moved = [(m.stem.weight - warm.stem.weight).norm() for m in (model, free)]
+    assert moved[0] < 0.3 * moved[1]
+
+
+# MIRO
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@algorithms
+def test_miro_as_by_hand(algorithm: str, accumulate: int) -> None:
     """With the features of the stem and both blocks."""
+    model, batches = Net(), Batches()
+    other, start = copy.deepcopy(model), copy.deepcopy(model)
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": 0.05, "accumulate": accumulate}
+    fit(algorithm, model, miro=0.3, callbacks=[batches], **options)
+    first = torch.tensor(0.1 - 1e-5, dtype=torch.float64).expm1().log()
+    spreads = [first.repeat(1, 6).requires_grad_() for _ in range(3)]
 
-    @staticmethod
-    def forward(net: Net, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        z = net.stem(x).relu()
-        found = [z]
-        for block in net.blocks:
-            found.append(block(z))
-            z = z + found[-1]
-        return found, net.fc(net.norm(z))
+    def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+        *features, last = net.features(x)
+        total = cross_entropy(net.fc(last), y)
+        for z, z0, b in zip(features, start.features(x)[:3], spreads, strict=True):
+            variance = softplus(b) + 1e-5
+            total = total + 0.3 * 0.5 * ((z - z0.detach()) ** 2 / variance + variance.log()).mean()
+        return total
 
-    @pytest.mark.parametrize("accumulate", [1, 3])
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_as_by_hand(self, algorithm: str, accumulate: int) -> None:
-        model, batches = Net(), Batches()
-        other, start = copy.deepcopy(model), copy.deepcopy(model)
-        options: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": 0.05, "accumulate": accumulate}
-        run = fit(algorithm, model, miro=0.3, callbacks=[batches], **options)
-        first = torch.tensor(0.1 - 1e-5, dtype=torch.float64).expm1().log()
-        spreads = [first.repeat(1, 6).requires_grad_() for _ in range(3)]
+    groups = [{"params": list(other.parameters())}, {"params": spreads, "lr": 0.5}]
+    by_hand(algorithm, other, torch.optim.SGD(groups, 0.05), batches.found, loss=loss)
+    assert_same(model, other)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
-        def loss(net: Any, x: Tensor, y: Tensor) -> Tensor:
-            (features, output), (pretrained, _) = self.forward(net, x), self.forward(start, x)
-            total = cross_entropy(output, y)
-            for z, z0, b in zip(features, pretrained, spreads, strict=True):
-                variance = softplus(b) + 1e-5
-                total = total + 0.3 * 0.5 * ((z - z0.detach()) ** 2 / variance + variance.log()).mean()
-            return total
 
-        groups = [{"params": list(other.parameters())}, {"params": spreads, "lr": 0.5}]
-        by_hand(algorithm, other, torch.optim.SGD(groups, 0.05), batches.found, loss=loss)
-        assert_same(model, other)
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-        assert run.record["config"]["miro"] == 0.3
-
-    def test_of_images_where_features_and_head_are_called_apart(self) -> None:
-        body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 3), nn.AdaptiveAvgPool2d(1))
-        model = FeatureModel(nn.Sequential(body, nn.Flatten()), nn.Linear(6, 2)).double()
-        train = {name: (torch.randn(24, 2, 8, 8).double(), y) for name, (_, y) in TRAIN.items()}
-        run = shoal.fit("coral", model, train, steps=2, batch_size=6, miro=0.3, device="cpu", progress=False)
-        assert [tuple(v.shape) for v in run.algorithm.miro.variances] == [(1, 4, 1, 1), (1, 6, 1, 1)]  # type: ignore[union-attr]
-
-    def test_refused(self) -> None:
-        for algorithm in ("idgm", "iga"):
-            with pytest.raises(InputError, match=r"miro: 0.3 cannot be used"):
-                fit(algorithm, Net(), miro=0.3)
-        with pytest.raises(InputError, match=r"miro=0\.3"):
-            fit("erm", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double(), miro=0.3)
+def test_miro_of_images_where_features_and_head_are_called_apart() -> None:
+    body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 3), nn.AdaptiveAvgPool2d(1))
+    model = FeatureModel(nn.Sequential(body, nn.Flatten()), nn.Linear(6, 2)).double()
+    train = {name: (torch.randn(24, 2, 8, 8).double(), y) for name, (_, y) in TRAIN.items()}
+    run = shoal.fit("coral", model, train, steps=2, batch_size=6, miro=0.3, device="cpu", progress=False)
+    miro: Any = run.algorithm.miro
+    assert [tuple(v.shape) for v in miro.variances] == [(1, 4, 1, 1), (1, 6, 1, 1)]
+    with pytest.raises(InputError, match=r"miro: 0.3 cannot be used"):
+        fit("idgm", Net(), miro=0.3)
+    with pytest.raises(InputError, match=r"miro=0\.3"):
+        fit("erm", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double(), miro=0.3)

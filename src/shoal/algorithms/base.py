@@ -217,9 +217,6 @@ class Algorithm(nn.Module):
         """Optimizers of its own, by name, for modules that the user's optimizer is not to train."""
         return {}
 
-    def check_step(self, domains_per_step: int) -> None:
-        """Raises InputError where its settings do not go with so many domains per step."""
-
     def check_input(self, x: Any) -> None:
         """Raises InputError for inputs (two examples as a batch) that it cannot work with."""
         if self.extractor is not None:

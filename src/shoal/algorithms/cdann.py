@@ -13,9 +13,8 @@ class CDANN(DANN):
 
     Domains may then differ in their class frequencies. The input of the discriminator is the features plus a
     learned embedding of the class, and every class in the batch has the same weight in its loss. The
-    hyperparameters are those of DANN. With ``form="domainbed"`` the loss is also
-    multiplied by the number of classes in the batch over the largest label in it plus one, as DomainBed does,
-    so that it is smaller where classes are missing.
+    hyperparameters are those of DANN. With ``form="domainbed"`` the loss is also multiplied by the number of
+    classes in the batch over the largest label in it plus one.
 
     Reference: Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks, ECCV
     2018.

@@ -30,10 +30,9 @@ class DANN(Algorithm):
         weight: weight λ of the discriminator loss.
         start: number of steps for which λ is 0.
         ramp: number of steps over which λ then rises linearly.
-        form: ``"joint"`` updates both in every step, the discriminator first, on the same features;
-            ``"domainbed"`` is the rule of DomainBed: of 1 + ``discriminator_steps`` steps the last updates
-            the model and the others the discriminator (the first round is one step short), and the model
-            ascends the gradient penalty too, minimising 1/S Σ_i L_i − λ(D + p · mean ‖∂CE/∂z‖²).
+        form: ``"joint"`` updates both in every step, the discriminator first, on the same features; by the
+            rule of DomainBed, ``"domainbed"``, of 1 + ``discriminator_steps`` steps the last updates the
+            model and the others the discriminator, and the model ascends the gradient penalty too.
         discriminator_steps: number of discriminator steps per model step.
         gradient_penalty: weight p of the gradient penalty of the discriminator.
         discriminator_lr: learning rate of the Adam optimizer of the discriminator.
@@ -69,19 +68,13 @@ class DANN(Algorithm):
     """The discriminator also gets the class."""
 
     def setup(self) -> None:
-        task = self.task
+        task, options = self.task, {"width": self.width, "depth": self.depth, "dropout": self.dropout}
         self.per_domain, self.alternates = self.batch_norm == "per-domain", self.form == "domainbed"
         self.schedule = Schedule(self.weight, self.start, self.ramp, steps=task.steps)
         if task.features is None:
             raise InputError(f"{type(self).__name__} requires the number of features: Task(…, features=…).")
-        made = DomainDiscriminator(
-            task.features,
-            task.domains,
-            width=self.width,
-            depth=self.depth,
-            dropout=self.dropout,
-            classes=task.classes if self.conditional else None,
-        )
+        classes = task.classes if self.conditional else None
+        made = DomainDiscriminator(task.features, task.domains, classes=classes, **options)  # type: ignore[arg-type]
         dtypes = (p.dtype for p in self.model.parameters() if p.is_floating_point())
         self.discriminator = made.to(next(dtypes, torch.float32))
 

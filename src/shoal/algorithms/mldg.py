@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Annotated, Literal
 
@@ -10,7 +9,6 @@ import torch
 
 from shoal.algorithms.base import Algorithm, Engine, Gradient, Log, Step
 from shoal.data.batch import MetaBatch
-from shoal.errors import InputError
 from shoal.gradients import curvature, moved
 from shoal.replay import preserve_state, random_state
 from shoal.settings import Range, choice, log10
@@ -24,7 +22,7 @@ class MLDG(Algorithm):
     Args:
         beta: weight β of the held-out domains.
         inner_lr: learning rate α of the virtual step.
-        held_out: number of domains of a step in G; with two domains, one.
+        held_out: number of domains of a step in G, but not all of them.
         order: ``"exact"`` differentiates through the virtual step, ∇F + β(I − α∇²F)∇G; ``"first"`` omits
             ∇²F, at half the cost.
 
@@ -43,21 +41,8 @@ class MLDG(Algorithm):
     def setup(self) -> None:
         self.second_order = self.order == "exact"
 
-    def check_step(self, domains_per_step: int) -> None:
-        self.rest_of(domains_per_step)
-        if domains_per_step == 2 <= self.held_out:
-            message = f"MLDG holds out 1 of 2 domains per step; held_out={self.held_out} would leave none."
-            warnings.warn(message, stacklevel=2)
-
-    def rest_of(self, count: int) -> int:
-        """How many of a step's ``count`` domains are not held out: of two one, whatever ``held_out`` is."""
-        rest = 1 if count == 2 else count - self.held_out
-        if rest < 1:
-            raise InputError(f"must be below {count}, the domains per step, got {self.held_out}.", "held_out")
-        return rest
-
     def gradient(self, batch: MetaBatch, engine: Engine, step: Step) -> tuple[Gradient, Log]:
-        split = self.rest_of(len(batch.sizes))
+        split = max(1, len(batch.sizes) - self.held_out)
         middle = sum(batch.sizes[:split])
         rest = batch.rows(slice(middle), batch.sizes[:split])
         held = batch.rows(slice(middle, None), batch.sizes[split:])

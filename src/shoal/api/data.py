@@ -95,15 +95,15 @@ def check(
     if table:
         return _check_table(data, given)
     module, folder = DATASETS.module(dataset or IMAGE_FOLDER), Path(data).expanduser()
-    cores = workers or os.cpu_count() or 1
-    processes, show = 0 if cores == 1 else cores, _progress(progress)
+    workers, show = workers or os.cpu_count() or 1, _progress(progress)
     if hasattr(module, "PUBLISHED"):
-        return _check_wilds(module, folder, processes, show)
+        return _check_wilds(module, folder, workers, show)
     if dataset is not None and not hasattr(module, "LAYOUT"):
         known = [*DATASETS.having("LAYOUT"), *DATASETS.having("PUBLISHED")]
         raise InputError(f"{dataset!r} has no folder to check; these have: {', '.join(known)}.", "dataset")
-    options_of_data = given.get("data_options", {})
-    return _check_images(getattr(module, "LAYOUT", None), folder, options_of_data, processes, show)
+    return _check_images(
+        getattr(module, "LAYOUT", None), folder, given.get("data_options", {}), workers, show
+    )
 
 
 def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
@@ -118,7 +118,7 @@ def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
 
 
 def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], None]) -> DataReport:
-    """Counts the examples and domains of a dataset of WILDS, and reads all files there may be."""
+    """Compares the numbers of examples and domains with the published ones, and reads all files."""
     from joblib import Parallel, delayed
 
     from shoal.datasets.wilds import find
@@ -128,8 +128,7 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
     place = find(published.name, folder)
     data = module.load(folder=str(place.place))
     examples: Any = data.examples
-    parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
-    unread = dict[str, str]()
+    parallel, unread = Parallel(n_jobs=workers, return_as="generator", batch_size=64), dict[str, str]()
     for i, why in enumerate(parallel(delayed(_problem)(examples, i) for i in range(len(examples)))):
         show(f"{i + 1:,} of {len(examples):,} files read")
         unread |= {} if why is None else {examples.path(i): why}
@@ -137,33 +136,26 @@ def _check_wilds(module: Any, folder: Path, workers: int, show: Callable[[str], 
         "examples": {name: len(domains.examples()) for name, domains in data.splits.items()},
         "domains": {name: len(domains) for name, domains in data.splits.items()},
     }
-
-    def differences(version: str) -> list[str]:
-        return [
-            f"{split} has {here[what].get(split, 0):,} {what}, not {number:,}"
-            for what in here
-            for split, number in published.counts[version][what].items()
-            if here[what].get(split, 0) != number
-        ]
-
-    counts = {what: dict(published.counts[place.version][what]) for what in here}
-    source = published.counts[place.version]["source"]
-    problems = differences(place.version) + [f"files that cannot be read: {len(unread):,}"] * bool(unread)
-    table = Table(["split", "examples", "published", "domains", "published"])
+    counts = published.counts[place.version]
+    problems, table = [], Table(["split", "examples", "published", "domains", "published"])
     for split in dict.fromkeys([*here["examples"], *counts["examples"]]):
-        numbers = [side[what].get(split) for what in here for side in (here, counts)]
-        table.add(split, *("–" if n is None else f"{n:,}" for n in numbers))
-    lines = [f"{published.title} {place.version} in {place.place}", table.text(), f"published: {source}", ""]
+        row = []
+        for what, found in here.items():
+            number, expected = found.get(split, 0), counts[what].get(split)
+            row += [f"{number:,}", "–" if expected is None else f"{expected:,}"]
+            if expected not in (None, number):
+                problems.append(f"{split} has {number:,} {what}, not {expected:,}")
+        table.add(split, *row)
+    problems += [f"files that cannot be read: {len(unread):,}"] * bool(unread)
+    content = {"folder": str(place.place), "version": place.version, **here, "source": counts["source"]}
+    content |= {"published": {what: dict(counts[what]) for what in here}, "notes": dict(data.notes)}
+    lines = [f"{published.title} {place.version} in {place.place}", table.text()]
+    lines += [f"published: {counts['source']}", ""]
     lines += [f"{what}: {note}" for what, note in data.notes.items()]
     lines += _some("cannot be read:", (f"{path!r} ({why})" for path, why in unread.items()))
-    lines += _some("problem:", problems)
-    if not problems:
-        lines.append("The counts match the published ones, and no problem was found in the files.")
-    elif other := [v for v in published.counts if v != place.version and not differences(v)]:
-        lines.append(f"These are the counts of version {', '.join(other)}.")
-    content = {"folder": str(place.place), "version": place.version, **here, "published": counts}
-    content |= {"source": source, "notes": dict(data.notes), "unreadable": unread, "problems": problems}
-    return DataReport(content, "\n".join(lines))
+    sound = "The counts match the published ones, and no problem was found in the files."
+    lines += _some("problem:", problems) or [sound]
+    return DataReport({**content, "unreadable": unread, "problems": problems}, "\n".join(lines))
 
 
 def _problem(examples: Any, index: int) -> str | None:
@@ -182,50 +174,55 @@ def _check_images(
     workers: int,
     show: Callable[[str], None],
 ) -> DataReport:
+    """Decodes all images; those of a published dataset are compared with what was published."""
+    import pandas as pd
+
     from shoal import datasets as sets
     from shoal.data.images import inspect_files, missing_classes, read_folders
     from shoal.report.tables import Table
 
     options = sets.check_options(IMAGE_FOLDER, options)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="there is no image of class")  # it is in the report
+        warnings.simplefilter("ignore")  # classes that are missing in a domain are in the report
         place, domains = (folder, None) if layout is None else layout.find(folder, lacking=True)
         files = read_folders(place, domains)
+        problems = _refused(folder, options) if layout is None else []
     paths = list(files["path"])
     found = inspect_files(paths, workers, lambda n: show(f"{n:,} of {len(files):,} images decoded"))
     names = [os.path.relpath(path, place) for path in paths]
     found = found.assign(name=names, domain=files["domain"], label=files["label"])
-    table_of = files.groupby(["domain", "label"], observed=False).size().unstack()
-    classes = {str(domain): {str(c): int(n) for c, n in row.items()} for domain, row in table_of.iterrows()}
-    counts = {domain: sum(row.values()) for domain, row in classes.items()}
+    classes = pd.crosstab(files["domain"], files["label"], dropna=False)
+    counts = {str(domain): int(number) for domain, number in classes.sum(axis=1).items()}
+    published = {} if layout is None else dict(layout.counts)
+    if layout is not None:
+        problems += [f"domain {name} is missing" for name in layout.domains if name not in counts]
+        differ = {d: n for d, n in published.items() if d in counts and counts[d] != n}
+        problems += [f"{d} has {counts[d]:,} images, not {n:,}" for d, n in differ.items()]
+        if (there := len(classes.columns)) != layout.classes:
+            problems.append(f"there are {there} classes, not {layout.classes}")
+    bad = found[found["problem"].notna()]
+    unreadable = dict(zip(bad["name"], bad["problem"], strict=True))
+    problems += [f"images that cannot be read: {len(unreadable):,}"] * bool(unreadable)
     duplicates: dict[str, list[list[str]]] = {"domains": [], "classes": [], "copies": []}
     copies = found[(found["digest"] != "") & found["digest"].duplicated(keep=False)]
     for _, same in copies.groupby("digest", sort=False):
         # In two domains an image leaks, in two classes it has a wrong label.
-        several = [
-            n for n, column in (("domains", "domain"), ("classes", "label")) if same[column].nunique() > 1
-        ]
-        duplicates[[*several, "copies"][0]].append(list(same["name"]))
-    bad = found[found["problem"].notna()]
-    unreadable = dict(zip(bad["name"], bad["problem"], strict=True))
-    lacking, transparent = missing_classes(files), int(found["transparent"].sum())
-    problems = _refused(folder, options) if layout is None else _unlike(layout, counts, classes)
-    problems += [f"images that cannot be read: {len(unreadable):,}"] * bool(unreadable)
+        kind = "domains" if same["domain"].nunique() > 1 else "classes" if same["label"].nunique() > 1 else ""
+        duplicates[kind or "copies"].append(list(same["name"]))
     for kind in ("domains", "classes"):
         problems += [f"images that are in several {kind}: {len(duplicates[kind]):,}"] * bool(duplicates[kind])
-    published = {} if layout is None else dict(layout.counts)
+    lacking, transparent = missing_classes(files), int(found["transparent"].sum())
     content = {
-        **{"folder": str(place), "images": len(files), "domains": counts, "classes": classes},
+        **{"folder": str(place), "images": len(files), "domains": counts},
+        "classes": {str(domain): row.to_dict() for domain, row in classes.iterrows()},
         "lacking": [{"domain": domain, "class": label} for domain, label in lacking],
         **{"transparent": transparent, "unreadable": unreadable, "duplicates": duplicates},
         **{"problems": problems, "published": published},
-        **({"source": layout.source} if layout else {}),
     }
     table = Table(["domain", "images", "classes", *(["published"] if published else [])])
-    for domain in published or counts:
-        present = sum(n > 0 for n in classes.get(domain, {}).values())
-        number = [f"{published[domain]:,}"] if published else []
-        table.add(domain, f"{counts.get(domain, 0):,}", str(present), *number)
+    for domain, number in counts.items():
+        expected = [f"{published[domain]:,}"] if published else []
+        table.add(domain, f"{number:,}", str((classes.loc[domain] > 0).sum()), *expected)
     lines = [table.text(), *([f"published: {layout.source}"] if layout else []), ""]
     lines += _some("no image of", (f"{label!r} in {domain!r}" for domain, label in lacking))
     if transparent:
@@ -234,10 +231,10 @@ def _check_images(
     for kind, groups in duplicates.items():
         words = "duplicate image:" if kind == "copies" else f"same image in several {kind}:"
         lines += _some(words, (" = ".join(map(repr, group)) for group in groups))
-    lines += _some("problem:", problems)
-    if not problems:
-        lines.append(f"All {len(files):,} images can be read, and no problem was found.")
-    elif layout is not None:
+    lines += _some("problem:", problems) or [
+        f"All {len(files):,} images can be read, and no problem was found."
+    ]
+    if problems and layout is not None:
         lines.append(f"{layout.title} can be obtained {layout.how}.")
     return DataReport(content, "\n".join(lines))
 
@@ -247,22 +244,10 @@ def _refused(folder: Path, options: Mapping[str, Any]) -> list[str]:
     from shoal import datasets as sets
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            sets.load(IMAGE_FOLDER, **{**options, "folder": str(folder)})
+        sets.load(IMAGE_FOLDER, **{**options, "folder": str(folder)})
     except InputError as error:
         return [f"the images cannot be trained on: {str(error).rstrip('.')}"]
     return []
-
-
-def _unlike(layout: Layout, counts: Mapping[str, int], classes: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """How the images differ from what was published."""
-    problems = [f"domain {name} is missing" for name in layout.domains if name not in counts]
-    different = {d: n for d, n in layout.counts.items() if d in counts and counts[d] != n}
-    problems += [f"{d} has {counts[d]:,} images, not {number:,}" for d, number in different.items()]
-    there = len(next(iter(classes.values()), {}))
-    problems += [f"there are {there} classes, not {layout.classes}"] * (there != layout.classes)
-    return problems
 
 
 def _some(words: str, items: Iterable[str]) -> list[str]:
@@ -307,76 +292,68 @@ def get(
 
     to = Path(out or os.environ.get(VARIABLE) or "data").expanduser()
     downloads = {name: _download(name) for name in listed_names(datasets)}
-    if plan:
-        planned = [_plan(name, download, to) for name, download in downloads.items()]
-        texts = [*(report.text for report in planned), UNTRIED]
-        return DataReport({"plan": [report.content for report in planned]}, "\n\n".join(texts))
-    reports, problems = list[DataReport](), list[str]()
+    contents, texts, problems = list[Mapping[str, Any]](), list[str](), list[str]()
     for name, download in downloads.items():
         try:
-            reports.append(_fetch(name, download, to, _progress(progress)))
+            content, text = _plan(name, download, to) if plan else _fetch(name, download, to, progress)
         except InputError as error:
             if len(downloads) == 1:
                 raise
             problems.append(f"{name}: {error}")
-    content = {"datasets": [report.content for report in reports], "problems": problems}
-    return DataReport(content, "\n\n".join([*(report.text for report in reports), *problems]))
+            continue
+        contents.append(content)
+        texts.append(text)
+    texts += [UNTRIED] if plan else problems
+    return DataReport({"plan" if plan else "datasets": contents, "problems": problems}, "\n\n".join(texts))
 
 
 def _download(name: str) -> Download:
     from shoal.registry import DATASETS
 
     module = DATASETS.module(name)
-    if hasattr(module, "DOWNLOAD"):
-        found: Download = module.DOWNLOAD
-        return found
     if hasattr(module, "PUBLISHED"):
         raise InputError(
             f"{name} cannot be downloaded: {module.PUBLISHED.down}. Pass the folder that "
             f"{module.PUBLISHED.folder} is in as data_dir."
         )
-    known = ", ".join(DATASETS.having("DOWNLOAD"))
-    raise InputError(f"dataset {name!r} cannot be downloaded; these can: {known}.")
+    if not hasattr(module, "DOWNLOAD"):
+        known = ", ".join(DATASETS.having("DOWNLOAD"))
+        raise InputError(f"dataset {name!r} cannot be downloaded; these can: {known}.")
+    found: Download = module.DOWNLOAD
+    return found
 
 
-def _plan(name: str, download: Download, to: Path) -> DataReport:
+def _plan(name: str, download: Download, to: Path) -> tuple[dict[str, Any], str]:
     there = download.there(to)
     folder = str(there or to / download.home)
     state = "exists: nothing would be downloaded" if there else "would be downloaded"
     lines = [f"{name}, in {folder}, {state}"]
     for one in download.sources:
         size = decimal(one.size) if one.size else "size unknown"
-        kind, _, value = (one.checksum or "").partition(":")
-        checksum = f"{kind} {value} ({one.checksum_from})" if kind else "no checksum is published"
+        checksum = f"{one.checksum} ({one.checksum_from})" if one.checksum else "no checksum is published"
         lines += [f"  {one.file}: {size}, {checksum}", *(f"    {url}" for url in one.urls)]
     files = [vars(source) for source in download.sources]
     content = {"dataset": name, "folder": folder, "there": there is not None, "files": files}
-    return DataReport(content, "\n".join(lines))
+    return content, "\n".join(lines)
 
 
-def _fetch(name: str, download: Download, to: Path, show: Callable[[str], None]) -> DataReport:
+def _fetch(name: str, download: Download, to: Path, progress: bool) -> tuple[dict[str, Any], str]:
     from shoal.data.download import get as fetch
     from shoal.registry import DATASETS
 
-    def on_progress(file: str, done: int, total: int | None) -> None:
-        show(f"{file}: {decimal(done)}{'' if total is None else f' of {decimal(total)}'}")
-
-    got = fetch(download, to, on_progress)
+    show = _progress(progress)
+    got = fetch(download, to, lambda file, done, total: show(f"{file}: {decimal(done)}"))
     words = ["shoal", "train", "erm", name, "--data-dir", str(to)]
     if hasattr(DATASETS.module(name), "LAYOUT"):
         words = ["shoal", "data", "check", str(got.folder), "--dataset", name]
-    content = {"dataset": name, "folder": str(got.folder), "files": got.files, "notes": got.notes}
-    content["next"] = following = shlex.join(words)
-    state = (
-        f"is now in {got.folder}." if got.files else f"is already in {got.folder}; nothing was downloaded."
-    )
-    lines = [f"{name} {state}"]
+    state = "now" if got.files else "already"
+    lines = [f"{name} is {state} in {got.folder}{'' if got.files else '; nothing was downloaded'}."]
     for one in got.files:
         how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published"
         lines.append(f"  {one['file']}: sha256 {one['sha256']}, {how}")
-    return DataReport(
-        content, "\n".join([*lines, *(f"  {note}." for note in got.notes), f"Next: {following}"])
-    )
+    lines += [*(f"  {note}." for note in got.notes), f"Next: {shlex.join(words)}"]
+    content = {"dataset": name, "folder": str(got.folder), "files": got.files, "notes": got.notes}
+    return {**content, "next": shlex.join(words)}, "\n".join(lines)
 
 
 @public()

@@ -130,7 +130,7 @@ def find_source(
     if (bad := options.get("bad_images")) is not None and own.setdefault("bad", bad) != bad:
         raise InputError(f"{bad} contradicts bad={own['bad']} in data_options.", "bad_images")
     if (columns := options.get("columns")) is not None:
-        own["columns"] = list(columns)
+        own["columns"] = listed_names(columns)
     given = {k: v for k, v in options.items() if k in OF_TABLE and v not in (None, "", [], {})}
     if "drop" in given:
         given["drop"] = listed_names(options["drop"])

@@ -15,6 +15,7 @@ from shoal.data.download import Download, Source, find_files
 from shoal.data.splits import held_out_names
 from shoal.errors import InputError, TableWarning
 from shoal.files import read_yaml
+from shoal.options import Kind
 from shoal.settings import Seed
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ COLUMNS = (
     *("ca", "thal", "num"),
 )
 """The columns of the files in order; the last is the diagnosis."""
-KINDS = {name: "numeric" if name in NUMERIC else "categorical" for name in COLUMNS[:-1]}
+KINDS: dict[str, Kind] = {name: "numeric" if name in NUMERIC else "categorical" for name in COLUMNS[:-1]}
 SOURCES = [Source(**each) for each in read_yaml(Path(__file__).with_name("heart.yaml"))["download"]]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -19,7 +19,7 @@ from shoal.models.features import FeatureExtractor
 from shoal.models.layers import parameter_groups
 from shoal.registry import MODELS as registry
 from shoal.registry import spelled
-from shoal.settings import Setting, checked, coerce, settings
+from shoal.settings import Count, Range, Seed, Setting, checked, coerce, settings
 
 __all__ = [
     "FeatureExtractor",
@@ -34,7 +34,12 @@ __all__ = [
 
 @checked
 def build(
-    name: str, *, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
+    name: str,
+    *,
+    input_shape: Sequence[Count],
+    classes: Annotated[int, Range(2, 10**9)] | None,
+    seed: Seed,
+    **options: Any,
 ) -> FeatureModel:
     """Build a model by name.
 
@@ -58,8 +63,6 @@ def build(
     Raises:
         InputError: the model or an option is unknown, or the model does not take inputs of this shape.
     """
-    if classes is not None and classes < 2:
-        raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
     if not name:
         raise InputError(
             f"there is no default model for examples of shape {tuple(input_shape)}; name one "
@@ -85,6 +88,7 @@ def names_weights(name: str) -> bool:
     return "." in name and spelled(name) not in registry.names() and not language.known(name)
 
 
+@checked
 def options_of(name: str) -> list[str]:
     """Return the names of the options of a model.
 

@@ -17,16 +17,8 @@ from shoal.vision import load_timm
 
 
 def known(name: str) -> bool:
-    """Whether timm has a model of this name; InputError where it has not its weights, or cannot be used."""
-    timm = load_timm()
-    if not timm.is_model(name):
-        return False
-    kind, dot, tag = name.partition(".")
-    full = timm.list_pretrained(f"{kind}.*")
-    if dot and name not in full:
-        tags = ", ".join(each.partition(".")[2] for each in full) or "none"
-        raise InputError(f"model {kind!r} has no weights {tag!r} in timm; there are {tags}.")
-    return True
+    """Whether timm has a model of this name; InputError where timm cannot be used."""
+    return bool(load_timm().is_model(name))
 
 
 def build(
@@ -62,9 +54,8 @@ def build(
         body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=input_shape[0])
     except (OSError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
-        raise InputError(
-            f"the weights of {name!r} cannot be loaded ({first}); set weights to a file."
-        ) from error
+        advice = "; set weights to a file" if pretrained else ""
+        raise InputError(f"model {name!r} cannot be loaded ({first}){advice}.") from error
     config = timm.data.resolve_model_data_config(body)
     features = Backbone(body, config["mean"], config["std"], freeze_batchnorm, frozen)
     model = with_head(name, features, input_shape, classes, dropout)

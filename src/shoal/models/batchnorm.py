@@ -7,7 +7,10 @@ from functools import partial
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from shoal.settings import checked
 
+
+@checked
 def freeze_batchnorm(model: nn.Module) -> list[str]:
     """Keep the running statistics of every BatchNorm layer in training mode too, in place.
 

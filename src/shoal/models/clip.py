@@ -72,54 +72,59 @@ def build(
         raise InputError(
             f"model 'clip:{name}' takes images (3, {side}, {side}), not {input_shape}; set size={side}."
         )
-    use_prompts = zero_shot and pretrained and classes is not None
-    texts = _texts(name, class_names, prompts, classes or 0) if use_prompts else []
-    tokenizer = load_tokenizer(name) if use_prompts else None
+    tokens = None
+    if zero_shot and pretrained and classes is not None:
+        tokens = _tokens(
+            name, config, class_names or [], [prompts] if isinstance(prompts, str) else prompts, classes
+        )
     if pretrained:
         model, _ = read_model(name, config)
     else:
         model = from_hub("model", name, lambda name, **_: transformers.AutoModel.from_config(config))
     features = Backbone(Tower(model), *NORMALIZATION[config.model_type], frozen=frozen)
     made = with_head(name, features, input_shape, classes, dropout)
-    if use_prompts:
+    if tokens is not None:
         head: Any = made.head[-1] if isinstance(made.head, nn.Sequential) else made.head
-        _start(head, model, tokenizer, texts)
+        _start(name, head, model, tokens)
     if pretrained:
         made.weights = f"{name} of transformers {transformers.__version__}"
     return made
 
 
-def _texts(name: str, classes: Sequence[str] | None, prompts: list[str] | str, count: int) -> list[list[str]]:
-    """The prompts of each class."""
-    if not classes or len(classes) != count:
+def _tokens(name: str, config: Any, classes: Sequence[str], prompts: Sequence[str], count: int) -> list[Any]:
+    """The tokens of the prompts of each class."""
+    if len(classes) != count:
         raise InputError(
             f"model 'clip:{name}' needs class_names, one for each of {count} classes, for its prompts; got "
-            f"{list(classes or [])}. Set zero_shot=False for a random head."
+            f"{list(classes)}. Set zero_shot=False for a random head."
         )
-    templates = [prompts] if isinstance(prompts, str) else list(prompts)
-    if not templates or any("{}" not in template for template in templates):
-        raise InputError(f"prompts must be templates with {{}} for the class, got {templates}.")
-    texts = [[template.replace("{}", each.strip()) for template in templates] for each in classes]
-    known: dict[str, str] = {}
-    for each, (first, *_) in zip(classes, texts, strict=True):
-        if (plain := " ".join(first.lower().split())) in known:
-            raise InputError(
-                f"the classes {known[plain]!r} and {each!r} give equal prompts, {first!r}; rename one."
-            )
-        known[plain] = each
-    return texts
+    if not prompts or any("{}" not in template for template in prompts):
+        raise InputError(f"prompts must be templates with {{}} for the class, got {list(prompts)}.")
+    tokenizer, length = load_tokenizer(name), config.text_config.max_position_embeddings
+    options = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
+    found, known = list[Any](), dict[Any, str]()
+    for each in classes:
+        texts = [template.replace("{}", each.strip()) for template in prompts]
+        found.append(tokenizer(texts, **options))
+        first = tuple(found[-1]["input_ids"][0].tolist())
+        if first in known:
+            equal = f"the classes {known[first]!r} and {each!r} give equal prompts"
+            raise InputError(f"{equal} for its tokenizer, {texts[0]!r}; rename one.")
+        known[first] = each
+    return found
 
 
 @torch.no_grad()
-def _start(head: nn.Linear, model: Any, tokenizer: Any, texts: list[list[str]]) -> None:
+def _start(name: str, head: nn.Linear, model: Any, tokens: list[Any]) -> None:
     """The zero-shot classifier as the head's weights."""
-    length = model.config.text_config.max_position_embeddings
-    options = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
-    for row, own in enumerate(texts):
-        tokens = tokenizer(own, **options)
-        found = model.get_text_features(
-            **{name: tokens[name] for name in ("input_ids", "attention_mask") if name in tokens}
-        )
+    for row, own in enumerate(tokens):
+        try:
+            found = model.get_text_features(
+                **{k: own[k] for k in ("input_ids", "attention_mask") if k in own}
+            )
+        except IndexError as error:
+            why = "the tokenizer gives tokens that the text tower does not have"
+            raise InputError(f"model 'clip:{name}': {why}; they do not belong together.") from error
         embedded = found if isinstance(found, Tensor) else found.pooler_output
         head.weight[row] = model.logit_scale.exp() * normalize(normalize(embedded).mean(0), dim=0)
     head.bias.fill_(float(getattr(model, "logit_bias", torch.zeros(1))))

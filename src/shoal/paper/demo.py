@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.paper.reproduce import Reproduction, Request
+from shoal.settings import Few, checked
 
 INTRODUCTION = """\
 Square or ellipse? In each of ten training domains, squares have one colour and ellipses another, so
@@ -17,8 +18,9 @@ This takes a few minutes on a CPU with two cores.
 """
 
 
+@checked
 def demo(
-    *, seeds: int = 1, out: str | Path = "shoal-demo", jobs: int | None = None, progress: bool = True
+    *, seeds: Few = 1, out: str | Path = "shoal-demo", jobs: Few | None = None, progress: bool = True
 ) -> Reproduction:
     """Show on generated images how Fish finds what ERM misses; takes a few minutes.
 

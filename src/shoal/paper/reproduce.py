@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.api.result import Result
 from shoal.errors import InputError, check_names
 from shoal.paper import read
+from shoal.settings import Few, checked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Experiment = Literal[
     "linear", "theorem", "cdsprites", "tracking", "grouping", "domainbed", "wilds", "ablation"
 ]
+Names = str | Sequence[str]
 SHOWN, WIDTH = 10, 100
 """Failed runs that the text names, and characters of its lines."""
 
@@ -94,21 +96,6 @@ class Request:
     jobs: int | None = None
     engine: str = "local"
     progress: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("seeds", "jobs"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise InputError(f"must be at least 1, got {number}.", option=name)
-
-    def check_used(self) -> None:
-        """Refuses options that other experiments use, and not this one."""
-        uses = {name: about.get("uses", ()) for name, about in _experiments().items()}
-        for option in fields(self):
-            users = [name for name, used in uses.items() if option.name in used]
-            if users and self.experiment not in users and getattr(self, option.name) != option.default:
-                text = f"{self.experiment} does not use it; used by {', '.join(users)}."
-                raise InputError(text, option=option.name)
 
     @property
     def name(self) -> str:
@@ -187,19 +174,20 @@ def _experiments() -> dict[str, dict[str, Any]]:
     return found
 
 
+@checked
 def reproduce(
     experiment: Experiment,
     *,
     quick: bool = False,
-    only: Sequence[str] = (),
-    datasets: Sequence[str] = (),
-    algorithms: Sequence[str] = (),
-    seeds: int | None = None,
+    only: Names = (),
+    datasets: Names = (),
+    algorithms: Names = (),
+    seeds: Few | None = None,
     preset: Literal["paper", "authors-code"] = "paper",
     data_dir: str | Path | None = None,
     out: str | Path = "shoal-reproduce",
     device: str | None = None,
-    jobs: int | None = None,
+    jobs: Few | None = None,
     engine: Literal["local", "ray"] = "local",
     progress: bool = True,
 ) -> Reproduction:
@@ -238,14 +226,16 @@ def reproduce(
     """
     from shoal.api.source import datasets_in, make_folder
 
-    check_names("experiment", [experiment], get_args(Experiment))
-    options: dict[str, Any] = {"only": only, "datasets": datasets, "algorithms": algorithms}
-    options = {name: (value,) if isinstance(value, str) else tuple(value) for name, value in options.items()}
+    names = {"only": only, "datasets": datasets, "algorithms": algorithms}
+    options: dict[str, Any] = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in names.items()}
     options |= {"seeds": seeds, "preset": preset, "data_dir": data_dir, "device": device, "jobs": jobs}
     request = Request(experiment, Path(out), quick, engine=engine, progress=progress, **options)
-    request.check_used()
+    about = _experiments()[experiment]
+    for name in (*options, "engine"):
+        if name not in about.get("uses", ()) and getattr(request, name) != getattr(Request, name):
+            raise InputError(f"{experiment} does not use it.", option=name)
     make_folder(out)
-    module = importlib.import_module(f"shoal.paper.{_experiments()[experiment]['module']}")
+    module = importlib.import_module(f"shoal.paper.{about['module']}")
     with datasets_in(data_dir):
         result: Reproduction = module.reproduce(request)
     return result

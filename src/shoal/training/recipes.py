@@ -44,23 +44,26 @@ RELEASED_HEAD_STEPS = 500
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train a pretrained model. ``shoal.train``, ``shoal.fit`` and ``shoal.compare`` take its name."""
+    """How to train a pretrained model. ``shoal.train``, ``shoal.fit`` and ``shoal.compare`` take its name.
+
+    Attributes:
+        options: fields of :class:`~shoal.options.TrainingOptions`; what the caller gives wins.
+        pretrained: whether it makes sense for pretrained weights only.
+        model: options of a backbone that is built by its name.
+        freeze_batchnorm: whether :func:`shoal.fit` calls :func:`shoal.models.freeze_batchnorm` on a model of
+            the caller's own; backbones built by their names have BatchNorm frozen by default.
+        datasets: options that the authors use for single datasets, by their names.
+    """
 
     name: str
     summary: str
     reference: str
     algorithm: str
     options: Mapping[str, Any]
-    """Fields of :class:`~shoal.options.TrainingOptions`; what the caller gives wins."""
     pretrained: bool = True
-    """Whether it makes sense for pretrained weights only."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a backbone that is built by its name; they do not apply to a model of the caller's own."""
     freeze_batchnorm: bool = False
-    """Whether :func:`shoal.fit` calls :func:`shoal.models.freeze_batchnorm` on a model of the caller's own.
-    Backbones built by their names have BatchNorm frozen by default."""
     datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options that the authors use for single datasets, by their names."""
 
     def fill(self, given: Mapping[str, Any], dataset: str = "") -> dict[str, Any]:
         """``given``, with the recipe's value for every option that was not given."""
@@ -175,10 +178,8 @@ class Job:
     def points(self) -> list[Point]:
         """All that was measured: the history, and the final weights where they are not of a step in it."""
         found = list(self.trainer.history)
-        for point in (self.trainer.selected[0], self.selected[0]) if found else ():
-            if all(point is not other for other in found):
-                found.append(point)
-        return found
+        final = (self.trainer.selected[0], self.selected[0]) if found else ()
+        return list({id(point): point for point in (*found, *final)}.values())
 
 
 def _run(trainer: Trainer | None, folder: RunFolder | None) -> None:

@@ -139,7 +139,6 @@ class Setup:
             if validated.get(option, options[option]) and "validation" not in splits:
                 raise InputError(f"{options[option]!r} requires validation data.", option)
         check_comparison(algorithm, self.data, self.sampler)
-        algorithm.check_step(self.sampler.domains_per_step)
         name, size, pieces = type(algorithm).__name__, options["batch_size"], options["accumulate"]
         once = {"compile": options["compile"], "miro": options["miro"], "accumulate": pieces > 1}
         for option, given in once.items() if algorithm.second_order else ():

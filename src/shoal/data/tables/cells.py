@@ -1,23 +1,29 @@
-"""What a cell of a table says: a number, a date, true or false, or nothing."""
+"""What cells say: numbers, dates, true or false, or nothing; for all distinct cells of a column together.
+
+Each function takes an Arrow array of text and returns float64, NaN where a text is none.
+"""
 
 from __future__ import annotations
 
-import datetime
-import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
 
+from shoal.data.tables.read import EXACT
+
+Array = NDArray[Any]
 DAY = 86_400_000_000  # microseconds
 _MARKS = """na n/a n.a. n.a nan <na> #n/a #na nat none null (null) nil \\n missing (blank) #null! #div/0!
 #value! #ref! #num! ? ?? ??? - -- --- – — . .. ... … * ** _ __ / //"""
 MISSING = frozenset(["", "not available", "not applicable", *_MARKS.split()])
 """What counts as a missing value, in any case."""
-LONGEST_NUMBER = 64  # characters; nobody writes longer ones, nor dates
-_YES, _NO = """true t yes y on ja wahr oui vrai si sí sì sim vero
-false f no n off nein nei nej nee falsch non faux falso não nao""".splitlines()
+_YES, _NO = """true t yes y on ja wahr oui vrai si sí sì sim vero 1 1.0
+false f no n off nein nei nej nee falsch non faux falso não nao 0 0.0""".splitlines()
 TRUE, FALSE = frozenset(_YES.split()), frozenset(_NO.split())
 
 
@@ -33,209 +39,221 @@ class Format:
     """Whether 3/4/2020 is in April."""
 
 
-_MINUS = str.maketrans({"−": "-", "\u2010": "-", "\u2011": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
+PLAIN = Format()
+
+
+def matches(texts: Any, pattern: str) -> Array:
+    """Which texts match a pattern of RE2 from end to end."""
+    found = pc.match_substring_regex(texts, f"^(?:{pattern})$")
+    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def is_missing(texts: Any) -> Array:
+    return _among(texts, MISSING)
+
+
+def _among(texts: Any, words: frozenset[str]) -> Array:
+    found = pc.is_in(pc.utf8_lower(texts), pa.array(sorted(words)))
+    return np.asarray(found.to_numpy(zero_copy_only=False))
+
+
+def booleans(texts: Any, how: Format = PLAIN) -> Array:
+    return np.where(_among(texts, TRUE), 1.0, np.where(_among(texts, FALSE), 0.0, np.nan))
+
+
+# Numbers
+
 _CURRENCY = r"(?:[$€£¥₹₽₩₺₪฿]|(?:US|A|C|R|HK|NZ)\$|USD|EUR|GBP|CHF|JPY|SEK|NOK|DKK|PLN|INR|CNY|Rs\.?|kr\.?)"
-_UNIT = r"[^\W\d_][\w²³µ°%/^·.-]*(?: [^\W\d_][\w²³µ°%/]*)?|[%‰°′″][A-Za-z]?|" + _CURRENCY
-_BODY = r"(?:\d{1,3}(?:[ '’]\d{3})+|\d[\d.,]*|[.,]\d+)(?:[.,]\d+)?(?:[eE][+-]?\d{1,3})?"
-_NUMBER = re.compile(
-    rf"(?P<open>\()?(?P<sign>[+-]?) ?(?P<before>{_CURRENCY})? ?(?P<sign2>[+-]?)(?P<body>{_BODY})"
-    rf" ?(?P<after>{_UNIT})?(?P<close>\))?"
+_UNIT = r"\pL[\pL\pN_%/^·°.-]*(?: \pL[\pL\pN_%/°]*)?|[%‰°′″][A-Za-z]?|" + _CURRENCY
+_BODY = r"(?:[0-9]{1,3}(?:[ '’][0-9]{3})+|[0-9][0-9.,]*|[.,][0-9]+)(?:[.,][0-9]+)?(?:[eE][+-]?[0-9]{1,3})?"
+_NUMBER = (
+    rf"^(?P<open>\()?(?P<sign>[+-]?) ?(?P<before>{_CURRENCY})? ?(?P<sign2>[+-]?)(?P<body>{_BODY})"
+    rf" ?(?P<after>{_UNIT})?(?P<close>\))?$"
 )
-_GROUPS = {mark: re.compile(rf"\d{{1,3}}(?:{re.escape(mark)}\d{{3}})+") for mark in ".,"}
-
-
-def is_missing(text: str) -> bool:
-    return text.lower() in MISSING
-
-
-def number(text: str, how: Format, unit: bool = True) -> float | None:
-    """A cell as a number, or ``None`` if it is none that is written as the column's are."""
-    if how.decimal == "." and _is_plain(text):
-        value = float(text)
-        return value if np.isfinite(value) else None
-    if (seconds := _seconds(text)) is not None:
-        return seconds
-    result = _shape(text)
-    if (
-        result is None
-        or bool(result["open"]) != bool(result["close"])
-        or (result["sign"] and result["sign2"])
-    ):
-        return None
-    if unit and (own := _unit(result)) and own != how.unit:
-        return None
-    body = _plain_body(result["body"], how.decimal)
-    if body is None:
-        return None
-    value = float(body)
-    negative = "-" in (result["sign"], result["sign2"]) or result["open"]
-    return None if value in (np.inf, -np.inf) else -value if negative else value
-
-
-_CLOCK = re.compile(
-    r"(?P<sign>-?)(?:(?P<d>\d+) days?,? )?(?P<h>\d{1,3}):(?P<m>[0-5]\d)"
-    r"(?::(?P<s>[0-5]\d)(?P<f>[.,]\d{1,9})?)?"
+_CLOCK = (
+    r"^(?:(?P<days>-?[0-9]+) days?,? \+?)?(?P<minus>-?)(?P<h>[0-9]{1,3}):(?P<mi>[0-5][0-9])"
+    r"(?::(?P<s>[0-5][0-9])(?:[.,](?P<f>[0-9]{1,9}))?)?$"
 )
 
 
-def _seconds(text: str) -> float | None:
-    """A time of day or a duration, such as 7:30, 07:30:15 or ``1 day, 7:30:00``."""
-    result = _CLOCK.fullmatch(text)
-    if result is None:
-        return None
-    whole = (
-        86400 * int(result["d"] or 0)
-        + 3600 * int(result["h"])
-        + 60 * int(result["m"])
-        + int(result["s"] or 0)
+class Numerals(NamedTuple):
+    """Texts as numbers that are not read yet: sign, digits with marks, and unit; null where one is none."""
+
+    negative: Array
+    body: Any
+    unit: Any
+
+
+def numerals(texts: Any) -> Numerals:
+    texts = pc.replace_substring_regex(texts, "[−\u2010\u2011]", "-")
+    texts = pc.replace_substring_regex(texts, "[\u00a0\u202f\u2009]", " ")
+    parts = pc.extract_regex(texts, _NUMBER)
+    opened, sign, before, sign2, body, after, close = (
+        pc.struct_field(parts, name) for name in ("open", "sign", "before", "sign2", "body", "after", "close")
     )
-    if result["sign"] and result["d"]:  # -1 days 23:59:59 is a second before midnight
-        whole -= 2 * 86400 * int(result["d"])
-    seconds = (whole * 1_000_000 + _micro(result["f"])) / 1_000_000
-    return -seconds if result["sign"] and not result["d"] else seconds
+    negative = pc.or_(pc.equal(opened, "("), pc.or_(pc.equal(sign, "-"), pc.equal(sign2, "-")))
+    sound = pc.and_(
+        pc.equal(pc.utf8_length(opened), pc.utf8_length(close)),
+        pc.or_(pc.equal(sign, ""), pc.equal(sign2, "")),
+    )
+    body = pc.replace_substring_regex(pc.if_else(sound, body, None), "[ '’]", "")
+    unit = pc.utf8_rtrim(pc.utf8_lower(pc.if_else(pc.equal(before, ""), after, before)), characters=".")
+    return Numerals(_mask(negative), body, unit)
 
 
-def _micro(fraction: str | None) -> int:
-    """The microseconds of ``.123456789``; what is finer is cut off."""
-    return int((fraction or ".0")[1:7].ljust(6, "0"))
+def numbers(texts: Any, how: Format = PLAIN) -> Array:
+    """With a point, ``1,234.5`` is 1234.5 and ``1,23`` is none; times such as 7:30 are in seconds."""
+    negative, body, unit = numerals(texts)
+    mark, thousands = (r"\.", ",") if how.decimal == "." else (",", r"\.")
+    form = rf"(?:[0-9]*|[0-9]{{1,3}}(?:{thousands}[0-9]{{3}})+)(?:{mark}[0-9]*)?(?:[eE].*)?"
+    good = matches(body, form) & _mask(pc.or_(pc.equal(unit, ""), pc.equal(unit, how.unit)))
+    body = pc.replace_substring(pc.replace_substring_regex(body, thousands, ""), how.decimal, ".")
+    values = pc.cast(pc.if_else(pa.array(good), body, None), pa.float64()).to_numpy(zero_copy_only=False)
+    values = np.where(negative, -values, values)
+    values = np.where(np.isinf(values), np.nan, values)
+    return np.where(np.isnan(values), _seconds(texts), values)
 
 
-_PLAIN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?")
-
-
-def _is_plain(text: str) -> bool:
-    return _PLAIN.fullmatch(text) is not None
-
-
-def _shape(text: str) -> re.Match[str] | None:
-    return _NUMBER.fullmatch(text.translate(_MINUS)) if len(text) <= LONGEST_NUMBER else None
-
-
-def unit_of(text: str) -> str:
-    """The unit or currency of a number, in lower case; empty where there is none. Times are in seconds."""
-    if _CLOCK.fullmatch(text):
-        return "s"
-    result = None if _is_plain(text) else _shape(text)
-    return _unit(result) if result else ""
-
-
-def _unit(result: re.Match[str]) -> str:
-    return (result["before"] or result["after"] or "").lower().rstrip(".")
-
-
-def _plain_body(body: str, decimal: str) -> str | None:
-    """Digits as Python reads them; ``None`` where thousands are not in threes or there are two marks."""
-    mantissa, e, power = re.sub(r"[ '’]", "", body).lower().partition("e")
-    thousands = "," if decimal == "." else "."
-    whole, mark, rest = mantissa.partition(decimal)
-    if thousands in rest or decimal in rest:
-        return None
-    if thousands in whole and not _GROUPS[thousands].fullmatch(whole):
-        return None
-    return f"{whole.replace(thousands, '') or '0'}{'.' if mark else ''}{rest}{e}{power}"
-
-
-def marks(texts: Iterable[str]) -> dict[str, int]:
-    """How many cells show that the decimal mark is a point or a comma, and how many leave it open.
-
-    1.5, 0.125 and 1,234.5 show a point, 1,5 a comma; 1,234 and 1.234 could be either.
-    """
-    result = {".": 0, ",": 0, "open": 0, "open.": 0}
-    for text in texts:
-        shape = _shape(text)
-        if shape is None:
+def plain_numbers(texts: Any) -> tuple[Array, str] | None:
+    """Float64, NaN where null, and the decimal mark, if all texts are numbers as programs write them."""
+    for mark in ".,":
+        if mark == "," and not matches(texts.drop_null(), "[+-]?[0-9]*,?[0-9]*").all():
             continue
-        body = re.sub(r"[ '’]|[eE].*", "", shape["body"])
-        points, commas = body.count("."), body.count(",")
-        if not points and not commas:
+        try:
+            cast = pc.cast(pc.replace_substring(texts, ",", ".") if mark == "," else texts, pa.float64())
+        except pa.ArrowInvalid:
             continue
-        if points and commas:
-            result["." if body.rindex(".") > body.rindex(",") else ","] += 1
-        elif points + commas > 1:
-            result["," if points else "."] += 1
-        else:
-            mark = "." if points else ","
-            whole, _, rest = body.partition(mark)
-            if len(rest) == 3 and 1 <= len(whole) <= 3 and whole[0] != "0":
-                result["open" if mark == "," else "open."] += 1
-            else:
-                result[mark] += 1
+        values = np.asarray(cast.to_numpy(zero_copy_only=False))
+        finite = int(np.isfinite(values).sum()) == len(texts) - texts.null_count
+        if finite and not (np.abs(values) > EXACT).any() and not matches(texts, "[+-]?0[0-9].*").any():
+            return values, mark
+    return None
+
+
+def _seconds(texts: Any) -> Array:
+    """Of times of day and durations, such as 7:30, 07:30:15 or ``1 day, 7:30:00``."""
+    parts = _Parts(texts, _CLOCK)
+    result = np.full(len(texts), np.nan)
+    micro = ((parts["h"] * 60 + parts["mi"]) * 60 + parts["s"]) * 1_000_000 + parts.micro()
+    seconds = (parts["days"] * DAY + np.where(parts.text("minus") == "-", -micro, micro)) / 1_000_000
+    result[parts.rows] = seconds
     return result
 
 
-_TIME = r"(?:[T ,]+(?P<h>\d{1,2}):(?P<mi>\d{2})(?::(?P<s>\d{2})(?P<f>\.\d{1,9})?)? ?(?P<ap>[AaPp]\.?[Mm]\.?)?"
-_TIME += r" ?(?P<z>Z|UTC|GMT|[+-]\d{2}:?\d{2})?)?"
-_WEEKDAY = r"(?:[A-Z]{3,9},? )?"
-_DATES = tuple(
-    re.compile(form + _TIME, re.IGNORECASE)
-    for form in (
-        r"(?P<y>\d{4})(?P<sep>[-/.])(?P<mo>\d{1,2})(?P=sep)(?P<d>\d{1,2})",
-        r"(?P<y>(?:19|20)\d{2})(?P<mo>\d{2})(?P<d>\d{2})",
-        r"(?P<a>\d{1,2})(?P<sep>[-/.])(?P<b>\d{1,2})(?P=sep)(?P<y>\d{4}|\d{2})",
-        _WEEKDAY + r"(?P<d>\d{1,2})(?:st|nd|rd|th)?[ -]?(?P<name>[A-Z]{3,9})\.?,?[ -]?(?P<y>\d{4}|\d{2})",
-        _WEEKDAY + r"(?P<name>[A-Z]{3,9})\.? (?P<d>\d{1,2})(?:st|nd|rd|th)?,? (?P<y>\d{4})",
-        r"(?P<y>(?:19|20)\d{2})[-/](?P<mo>\d{2})",
-    )
+def units(texts: Any) -> Any:
+    """The unit or currency of each number, in lower case; that of times is s."""
+    clock = pc.match_substring_regex(texts, _CLOCK)
+    return pc.if_else(clock, "s", numerals(texts).unit).fill_null("")
+
+
+def marks(body: Any) -> dict[str, int]:
+    """How many numerals show that the decimal mark is a point or a comma, and how many leave it open.
+
+    1.5, 0.125 and 1,234.5 show a point, 1,5 a comma; 1,234 and 1.234 could be either.
+    """
+    body, shown = pc.replace_substring_regex(body, "[eE].*", ""), dict[str, int]()
+    for mark, other in ((r"\.", ","), (",", r"\.")):
+        left_open = matches(body, rf"[1-9][0-9]{{0,2}}{mark}[0-9]{{3}}")
+        one = matches(body, f"[0-9]*{mark}[0-9]*") & ~left_open
+        last = matches(body, f".*{other}.*{mark}[0-9]*")
+        groups = matches(body, f"[0-9]*{other}[0-9]*{other}[0-9{other}]*")
+        shown[mark[-1]] = int((one | last | groups).sum())
+        shown[f"open{mark[-1]}"] = int(left_open.sum())
+    return shown
+
+
+# Dates
+
+_TIME = r"(?:[T ,]+(?P<h>[01]?[0-9]|2[0-3]):(?P<mi>[0-5][0-9])(?::(?P<s>[0-5][0-9])(?:\.(?P<f>[0-9]{1,9}))?)?"
+_TIME += r" ?(?P<ap>[ap]?)(?:\.?m\.?)? ?(?:Z|UTC|GMT|(?P<zone>[+-])(?P<zh>[0-9]{2}):?(?P<zm>[0-9]{2}))?)?"
+_WEEKDAY, _DAY, _YEAR = "(?:[a-z]{3,9},? )?", "(?P<d>[0-9]{1,2})", "(?P<y>[0-9]{4}|[0-9]{2})"
+_MONTH = """(?P<name>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|
+sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)""".replace("\n", "")
+_MONTHS = {"janfebmaraprmayjunjulaugsepoctnovdec"[3 * n : 3 * n + 3]: n + 1 for n in range(12)}
+_OPEN = tuple(f"(?i)^(?P<a>[0-9]{{1,2}}){s}(?P<b>[0-9]{{1,2}}){s}{_YEAR}{_TIME}$" for s in ("-", "/", r"\."))
+_FORMS = (
+    *(f"(?i)^(?P<y>[0-9]{{4}}){s}(?P<mo>[0-9]{{1,2}}){s}{_DAY}{_TIME}$" for s in ("-", "/", r"\.")),
+    f"(?i)^(?P<y>(?:19|20)[0-9]{{2}})(?P<mo>[0-9]{{2}})(?P<d>[0-9]{{2}}){_TIME}$",
+    *_OPEN,
+    f"(?i)^{_WEEKDAY}{_DAY}(?:st|nd|rd|th)?[ -]?{_MONTH}\\.?,?[ -]?{_YEAR}{_TIME}$",
+    f"(?i)^{_WEEKDAY}{_MONTH}\\.? {_DAY}(?:st|nd|rd|th)?,? {_YEAR}{_TIME}$",
+    f"(?i)^(?P<y>(?:19|20)[0-9]{{2}})[-/](?P<mo>[0-9]{{2}}){_TIME}$",
 )
-_MONTHS = """january february march april may june july august september october november december
-jan feb mar apr may jun jul aug sep oct nov dec sept"""
-_MONTH = {name: ("sep" if name == "sept" else name)[:3] for name in _MONTHS.split()}
 
 
-def date(text: str, day_first: bool) -> float | None:
-    """A cell as days since 1970-01-01, or ``None``. Two digits of a year below 70 are of this century."""
-    if len(text) > LONGEST_NUMBER:
-        return None
-    result = next((m for form in _DATES if (m := form.fullmatch(text))), None)
-    if result is None:
-        return None
-    parts = result.groupdict()
-    if parts.get("a"):
-        parts["d"], parts["mo"] = (parts["a"], parts["b"]) if day_first else (parts["b"], parts["a"])
-    month = _month(parts["name"]) if parts.get("name") else int(parts["mo"])
-    year = int(parts["y"])
-    if len(parts["y"]) == 2:
-        year += 2000 if year < 70 else 1900
-    try:
-        moment = datetime.datetime(year, month, int(parts.get("d") or 1), *_clock(parts))
-    except ValueError:
-        return None
-    micro = (moment - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
-    return (micro - _zone(parts.get("z"))) / DAY
+def dates(texts: Any, how: Format = PLAIN) -> Array:
+    """Days since 1970-01-01. Two digits of a year below 70 are of this century."""
+    result = np.full(len(texts), np.nan)
+    for form in _FORMS:
+        rest = np.flatnonzero(np.isnan(result))
+        parts = _Parts(texts.take(pa.array(rest)), form)
+        if len(parts.rows):
+            result[rest[parts.rows]] = _days(parts, how.day_first)
+    return result
 
 
-def in_open_order(text: str) -> re.Match[str] | None:
-    """A date such as 3/4/2020, in which ``a`` or ``b`` is the day."""
-    return _DATES[2].fullmatch(text) if len(text) <= LONGEST_NUMBER else None
+def _days(parts: _Parts, day_first: bool) -> Array:
+    day, month, year = parts["d"], parts["mo"], parts["y"]
+    if "a" in parts.fields:
+        day, month = (parts["a"], parts["b"]) if day_first else (parts["b"], parts["a"])
+    elif "name" in parts.fields:
+        month = pd.Series(parts.text("name")).str.lower().str[:3].map(_MONTHS).to_numpy()
+    if "d" not in parts.fields and "a" not in parts.fields:
+        day = np.ones_like(year)
+    year = year + np.select([year >= 100, year < 70], [0, 2000], 1900)
+    hour, half = parts["h"], np.char.lower(parts.text("ap").astype(str))
+    known = (month >= 1) & (month <= 12) & (day >= 1) & ((half == "") | ((hour >= 1) & (hour <= 12)))
+    hour = np.where(half == "", hour, hour % 12 + 12 * (half == "p"))
+    first = ((year - 1970) * 12 + month - 1).astype("M8[M]")
+    date = first.astype("M8[D]") + (day - 1)
+    known &= date.astype("M8[M]") == first  # 31 February is none
+    minutes = hour * 60 + parts["mi"]
+    minutes -= (parts["zh"] * 60 + parts["zm"]) * np.where(parts.text("zone") == "-", -1, 1)
+    micro = date.astype(np.int64) * DAY + (minutes * 60 + parts["s"]) * 1_000_000 + parts.micro()
+    return np.where(known, micro / DAY, np.nan)
 
 
-def _month(name: str) -> int:
-    """From 1; 0 for a word that is no month."""
-    short = _MONTH.get(name.lower())
-    return 0 if short is None else list(dict.fromkeys(_MONTH.values())).index(short) + 1
+def days_and_months(texts: Any) -> tuple[Array, Array, str]:
+    """Of dates such as 3/4/2020, the two numbers of which one is the day; and the first such date."""
+    pairs, first = [np.zeros((2, 0), np.int64)], ""
+    for form in _OPEN:
+        parts = _Parts(texts, form)
+        pairs.append(np.stack([parts["a"], parts["b"]]))
+        first = first or (texts[int(parts.rows[0])].as_py() if len(parts.rows) else "")
+    a, b = np.concatenate(pairs, 1)
+    return a, b, first
 
 
-def _clock(parts: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    if not parts.get("h"):
-        return 0, 0, 0, 0
-    hour = int(parts["h"])
-    if parts["ap"]:
-        if not 1 <= hour <= 12:
-            raise ValueError
-        hour = hour % 12 + 12 * (parts["ap"][0] in "pP")
-    return hour, int(parts["mi"]), int(parts["s"] or 0), _micro(parts["f"])
+class _Parts:
+    """The named parts of the texts that match a pattern, which are in ``rows``."""
+
+    def __init__(self, texts: Any, pattern: str) -> None:
+        found = pc.extract_regex(texts, pattern)
+        self.rows = np.flatnonzero(_mask(found.is_valid()))
+        self.found = found.drop_null()
+        self.fields = {field.name for field in found.type}
+
+    def text(self, name: str) -> Array:
+        if name not in self.fields:
+            return np.full(len(self.rows), "", object)
+        return np.asarray(pc.struct_field(self.found, name).to_numpy(zero_copy_only=False))
+
+    def __getitem__(self, name: str) -> Array:
+        """A part as integers, 0 where it is lacking."""
+        if name not in self.fields:
+            return np.zeros(len(self.rows), np.int64)
+        part = pc.struct_field(self.found, name)
+        return self._integers(pc.if_else(pc.equal(part, ""), "0", part))
+
+    def micro(self) -> Array:
+        """The microseconds of a fraction of a second; what is finer is cut off."""
+        part = pc.utf8_slice_codeunits(pc.struct_field(self.found, "f"), 0, 6)
+        return self._integers(pc.utf8_rpad(part, 6, "0"))
+
+    @staticmethod
+    def _integers(part: Any) -> Array:
+        return np.asarray(pc.cast(part, pa.int64()).to_numpy(zero_copy_only=False))
 
 
-def _zone(text: str | None) -> int:
-    """Microseconds ahead of UTC."""
-    if not text or text[0] not in "+-":
-        return 0
-    minutes = 60 * int(text[1:3]) + int(text[-2:])
-    return (1 if text[0] == "+" else -1) * minutes * 60_000_000
-
-
-def boolean(text: str) -> float | None:
-    word = text.lower()
-    if word in TRUE or word in ("1", "1.0"):
-        return 1.0
-    return 0.0 if word in FALSE or word in ("0", "0.0") else None
+def _mask(found: Any) -> Array:
+    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False))

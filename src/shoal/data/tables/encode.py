@@ -14,45 +14,54 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.tables.cells import Format, is_missing, marks
-from shoal.data.tables.kinds import CATEGORIES, DROPPED, ColumnType, Hints, infer, quoted
+from shoal.data.tables.cells import Format
+from shoal.data.tables.kinds import CATEGORIES, DROPPED, ColumnType, infer, quoted
 from shoal.data.tables.read import need_column
 from shoal.data.tables.table import Column, Table, as_table
 from shoal.errors import InputError
 
 Array = NDArray[Any]
+Counts = Mapping[str, int]
 FORMAT = 3  # of a description as plain data
 CLIP = 10.0  # standardised numbers end here
 FENCE = 10.0  # quartile distances beyond the quartiles: what lies further has no part in the mean
 WORDS, COMPONENTS = 10_000, 100
 """The most frequent words of a text column that count, and the numbers that they are reduced to."""
-FURTHEST = sys.float_info.max
+LARGEST = sys.float_info.max
 QUANTILES = 101  # of a training column, to compare new tables with
-ROWS = 10_000  # that are encoded at a time, where words take much memory
 
 
-class Step(Protocol):
+class Step:
     """The encoding of one column: ``width`` numbers per row."""
 
+    name: str
+    kind: str
+
     @property
-    def name(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    def transform(self, column: Column, rows: Array) -> Array: ...
-    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    def width(self) -> int:
+        raise NotImplementedError
+
+    def transform(self, column: Column, rows: Array) -> Array:
+        raise NotImplementedError
+
+    def unknown(self, column: Column) -> tuple[Counts, Counts]:
         """Cells that cannot be read, and categories that training did not have, with their counts."""
-        ...
+        return {}, {}
 
     def summary(self, column: Column, rows: Array) -> dict[str, Any]:
         """Some rows in few numbers: the share that is missing, and quantiles or shares of categories."""
-        ...
+        raise NotImplementedError
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _about(self, rows: Array, known: int) -> dict[str, Any]:
+        return {"kind": self.kind, "missing": 1 - known / max(1, len(rows)), "rows": len(rows)}
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Scale:
     def fit(cls, values: Array) -> Scale:
         known = values[~np.isnan(values)]
         if not len(known):
-            return cls(0.0, 0.0, -FURTHEST, FURTHEST)
+            return cls(0.0, 0.0, -LARGEST, LARGEST)
         largest = float(np.abs(known).max()) or 1.0
         shares = known / largest  # whatever their size, sums and squares stay finite
         first, third = np.quantile(shares, [0.25, 0.75])
@@ -81,7 +90,7 @@ class Scale:
         shares = shares.clip(low, high)
         mean, deviation = float(shares.mean()), float(shares.std())
         scale = deviation * largest if deviation > 1e-12 else 0.0
-        low, high = max(low * largest, -FURTHEST), min(high * largest, FURTHEST)
+        low, high = max(low * largest, -LARGEST), min(high * largest, LARGEST)
         return cls(mean * largest, scale, low, high)
 
     @classmethod
@@ -98,8 +107,11 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Number:
-    """A numeric or boolean column, standardised by :class:`Scale`; ``indicator``: and 1 where missing."""
+class Number(Step):
+    """A numeric, boolean or date column as one or four numbers, each standardised by a :class:`Scale`.
+
+    ``indicator``: and 1 where it is missing.
+    """
 
     name: str
     parts: tuple[Scale, ...]
@@ -107,16 +119,21 @@ class Number:
     how: Format
     kind: str = "numeric"
 
-    @staticmethod
-    def split(values: Array) -> tuple[Array, ...]:
-        """The numbers that a value becomes, one scale each."""
-        return (values,)
+    def split(self, values: Array) -> tuple[Array, ...]:
+        """The value; of days since 1970-01-01 also month, weekday (Monday is 0) and hour."""
+        if self.kind != "date":
+            return (values,)
+        days = np.where(np.isnan(values), 0, values)
+        whole = np.floor(days)
+        months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+        result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
+        return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
 
     @classmethod
     def fit(cls, about: ColumnType, column: Column, rows: Array) -> Number:
         values = column.values(about.kind, about.how)[0][rows]
-        parts = tuple(map(Scale.fit, cls.split(values)))
-        return cls(about.name, parts, bool(np.isnan(values).any()), about.how, about.kind)
+        empty = cls(about.name, (), bool(np.isnan(values).any()), about.how, about.kind)
+        return replace(empty, parts=tuple(map(Scale.fit, empty.split(values))))
 
     @property
     def width(self) -> int:
@@ -132,14 +149,15 @@ class Number:
         result += [np.isnan(values)] if self.indicator else []
         return np.array(result, np.float32).reshape(len(result), len(values)).T
 
-    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    def unknown(self, column: Column) -> tuple[Counts, Counts]:
         return column.values(self.kind, self.how)[1], {}
 
     def summary(self, column: Column, rows: Array) -> dict[str, Any]:
         values = self.values(column)[rows]
-        known = values[~np.isnan(values)]
-        ends = np.quantile(known, np.linspace(0, 1, QUANTILES)).tolist() if len(known) else []
-        return _about(self.kind, len(values), len(known)) | {"quantiles": ends}
+        known = np.sort(values[~np.isnan(values)])
+        at = np.linspace(0, len(known) - 1, QUANTILES)
+        quantiles = np.interp(at, np.arange(len(known)), known).tolist() if len(known) else []
+        return self._about(rows, len(known)) | {"quantiles": quantiles}
 
     def to_dict(self) -> dict[str, Any]:
         parts = [vars(part) for part in self.parts]
@@ -150,29 +168,25 @@ class Number:
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Number:
         parts = tuple(map(Scale.from_dict, about["parts"] if "parts" in about else [about["scaling"]]))
-        if len(parts) != len(cls.split(np.zeros(1))):
-            raise ValueError(f"{len(parts)} parts of a {about['kind']}")
-        how = Format(**about["how"])
-        if how.decimal not in (".", ",") or not isinstance(how.unit, str):
-            raise ValueError(f"decimal {how.decimal!r}, unit {how.unit!r}")
-        return cls(str(about["name"]), parts, bool(about["indicator"]), how, about["kind"])
+        result = cls(
+            str(about["name"]), parts, bool(about["indicator"]), Format(**about["how"]), about["kind"]
+        )
+        if len(parts) != len(result.split(np.zeros(1))) or result.how.decimal not in (".", ","):
+            raise ValueError(f"{len(parts)} parts of a {result.kind}, decimal {result.how.decimal!r}")
+        return result
 
-
-class Date(Number):
-    """Day, month, weekday and hour of a date, each standardised; ``indicator``: and 1 where missing."""
-
-    @staticmethod
-    def split(values: Array) -> tuple[Array, ...]:
-        """The day itself, the month, the weekday (Monday is 0) and the hour of days since 1970-01-01."""
-        days = np.where(np.isnan(values), 0, values)
-        whole = np.floor(days)
-        months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
-        result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
-        return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
+    def written_in(self, table: Table) -> Number:
+        """As numbers are written in a CSV file with another separator than the training file's: where its
+        cells leave the decimal mark open, it is the one that the file shows elsewhere."""
+        if self.kind != "numeric" or self.name not in table or table[self.name].is_number:
+            return self
+        shown = table[self.name].marks
+        own = "," if shown[","] > shown["."] else "." * (shown["."] > 0)
+        return replace(self, how=replace(self.how, decimal=own or table.decimal or self.how.decimal))
 
 
 @dataclass(frozen=True)
-class Category:
+class Category(Step):
     """A feature for each of ``values``, all 0 where another value is or none.
 
     With ``other`` there were too many values: the rarer ones share a last feature, and so does one that
@@ -186,12 +200,9 @@ class Category:
 
     @classmethod
     def fit(cls, about: ColumnType, column: Column, rows: Array) -> Category:
-        names, codes = column.categories(about.signs)
-        codes = codes[rows]
-        counts = np.bincount(codes[codes >= 0], minlength=len(names))
-        seen = [(-int(n), str(name)) for name, n in zip(names, counts, strict=True) if n]
-        frequent = sorted(name for _, name in sorted(seen)[:CATEGORIES])
-        return cls(about.name, tuple(frequent), len(seen) > CATEGORIES)
+        counts = _counts(*column.categories(about.signs), rows)
+        seen = sorted((name for name in counts if counts[name]), key=lambda name: (-counts[name], name))
+        return cls(about.name, tuple(sorted(seen[:CATEGORIES])), len(seen) > CATEGORIES)
 
     @property
     def width(self) -> int:
@@ -206,25 +217,20 @@ class Category:
         place = {value: n for n, value in enumerate(self.values)}
         beyond = len(self.values) if self.other else -1
         at = np.array([*(place.get(name, beyond) for name in names), -1], np.int64)[codes[rows]]
-        result = np.zeros((len(at), self.width), np.float32)
-        known = np.flatnonzero(at >= 0)
-        result[known, at[known]] = 1
-        return result
+        return (at[:, None] == np.arange(self.width)).astype(np.float32)
 
-    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        names, codes = self.categories(column)
-        counts = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
-        pairs = zip(names, counts, strict=True)
-        return {}, {} if self.other else {str(name): n for name, n in pairs if name not in self.values}
+    def unknown(self, column: Column) -> tuple[Counts, Counts]:
+        if self.other:
+            return {}, {}
+        counts = _counts(*self.categories(column), slice(None))
+        return {}, {name: count for name, count in counts.items() if name not in self.values}
 
     def summary(self, column: Column, rows: Array) -> dict[str, Any]:
-        names, codes = self.categories(column)
-        codes = codes[rows]
-        counts = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
-        every = max(1, sum(counts))
-        shares = {str(n): c / every for n, c in zip(names, counts, strict=True) if n in self.values}
+        counts = _counts(*self.categories(column), rows)
+        known = sum(counts.values())
+        shares = {name: count / max(1, known) for name, count in counts.items() if name in self.values}
         shares |= {"other": 1 - sum(shares.values())} if self.other else {}
-        return _about(self.kind, len(codes), sum(counts)) | {"shares": shares}
+        return self._about(rows, known) | {"shares": shares}
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name, "values": list(self.values), "other": self.other}
@@ -234,13 +240,19 @@ class Category:
         return cls(str(about["name"]), tuple(map(str, about["values"])), bool(about["other"]))
 
 
+def _counts(names: Array, codes: Array, rows: Any) -> dict[str, int]:
+    """How many of some rows have each category."""
+    codes = codes[rows]
+    return dict(zip(names, np.bincount(codes[codes >= 0], minlength=len(names)).tolist(), strict=True))
+
+
 @dataclass(frozen=True)
-class Text:
+class Text(Step):
     """TF-IDF of the words of a text, reduced to the leading singular directions of the training rows.
 
     A word that occurs n times counts (1 + log n) · idf, where idf = 1 + log((1 + rows) / (1 + rows with it)),
     and a row's numbers are scaled to length 1. ``components`` (words, numbers) then multiplies them;
-    ``None``: there are few words, or the model takes them as they are.
+    ``None``: there are few words, or few rows.
     """
 
     name: str
@@ -254,10 +266,9 @@ class Text:
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        texts = _texts(column, rows)
         vectorizer = TfidfVectorizer(**_WORDS, max_features=WORDS, min_df=2 if len(rows) >= 100 else 1)
         try:
-            counted = vectorizer.fit_transform(texts)
+            counted = vectorizer.fit_transform(_texts(column, rows))
         except ValueError:  # there is no word
             return cls(about.name, (), np.zeros(0))
         words, idf = tuple(vectorizer.get_feature_names_out().tolist()), np.round(vectorizer.idf_, 6)
@@ -290,11 +301,8 @@ class Text:
         result = counted.toarray() if self.components is None else counted @ self.components
         return result.clip(-CLIP, CLIP).astype(np.float32)
 
-    def unknown(self, column: Column) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        return {}, {}
-
     def summary(self, column: Column, rows: Array) -> dict[str, Any]:
-        return _about(self.kind, len(rows), sum(map(bool, _texts(column, rows))))
+        return self._about(rows, sum(map(bool, _texts(column, rows))))
 
     def to_dict(self) -> dict[str, Any]:
         components = None if self.components is None else self.components.tolist()
@@ -316,17 +324,14 @@ _WORDS: Mapping[str, Any] = {"sublinear_tf": True, "token_pattern": r"\w+"}
 
 
 def _texts(column: Column, rows: Array) -> list[str]:
-    return ["" if text is None or is_missing(text) else text for text in column.texts(rows)]
-
-
-def _about(kind: str, rows: int, known: int) -> dict[str, Any]:
-    return {"kind": kind, "missing": 1 - known / max(1, rows), "rows": rows}
+    listed = ["" if gap else text for text, gap in zip(column.distinct, column.missing, strict=True)]
+    return [[*listed, ""][code] for code in column.encoded[1][rows].tolist()]
 
 
 STEPS: dict[str, Any] = {
     "numeric": Number,
     "boolean": Number,
-    "date": Date,
+    "date": Number,
     "categorical": Category,
     "text": Text,
 }
@@ -360,10 +365,11 @@ class Encoder:
         rows: Array | None = None,
         types: Mapping[str, ColumnType] | None = None,
         label: Mapping[str, Any] | None = None,
+        columns: Sequence[Mapping[str, Any]] = (),
     ) -> Encoder:
         """Estimate from ``rows`` (by default all) alone how columns of these types are encoded."""
         table = as_table(source)
-        types = infer(table, list(table), Hints()) if types is None else types
+        types = infer(table, list(table)) if types is None else types
         rows = np.arange(table.rows) if rows is None else rows
         used = {name: about for name, about in types.items() if about.kind != DROPPED}
         dropped = {name: about.why for name, about in types.items() if about.kind == DROPPED}
@@ -372,8 +378,7 @@ class Encoder:
             why = "; ".join(f"{name!r} {reason}" for name, reason in list(dropped.items())[:5])
             raise InputError(f"there is no column to learn from{f': {why}' if why else ''}.")
         training = {step.name: step.summary(table[step.name], rows) for step in steps}
-        report = [about.report() for about in types.values()]
-        return cls(tuple(steps), dropped, dict(label or {}), report, training, table.separator)
+        return cls(tuple(steps), dropped, dict(label or {}), columns, training, table.separator)
 
     @property
     def width(self) -> int:
@@ -383,6 +388,13 @@ class Encoder:
     def names(self) -> tuple[str, ...]:
         """The columns that a table must have."""
         return tuple(step.name for step in self.steps)
+
+    def written_as(self, table: Table) -> Encoder:
+        """The encoder for numbers as they are written in a table."""
+        if not table.separator or table.separator == self.separator:
+            return self
+        steps = (s.written_in(table) if isinstance(s, Number) else s for s in self.steps)
+        return replace(self, steps=tuple(steps), separator=table.separator)
 
     def transform(self, source: Any, rows: Array | None = None) -> NDArray[np.float32]:
         """Rows of a table (by default all) that has these columns; others are ignored."""
@@ -402,23 +414,6 @@ class Encoder:
         found = {step.name: step.unknown(table[step.name]) for step in self.written_as(table).steps}
         unread, new = ({name: Counter(pair[n]) for name, pair in found.items() if pair[n]} for n in (0, 1))
         return Unknown(unread, new, table.rows)
-
-    def written_as(self, table: Table) -> Encoder:
-        """For a CSV file with another separator than the training file's: where cells leave the decimal mark
-        open, it is the one that the file shows elsewhere."""
-        if not table.separator or table.separator == self.separator:
-            return self
-
-        def written(step: Step) -> Step:
-            if not isinstance(step, Number) or step.kind != "numeric" or step.name not in table:
-                return step
-            own = marks(text for text in table[step.name].encoded[0][:ROWS] if not is_missing(text))
-            shown = own if own["."] or own[","] else table.marks
-            if not shown["."] and not shown[","]:
-                return step
-            return replace(step, how=replace(step.how, decimal="," if shown[","] > shown["."] else "."))
-
-        return replace(self, steps=tuple(map(written, self.steps)))
 
     def predictions(self, outputs: Array) -> Array:
         """In regression, a model's outputs in the label's own units."""
@@ -462,13 +457,12 @@ class Unknown:
 
     def notes(self) -> list[str]:
         """In words, a line per column."""
-        lines = [
-            f"column {name!r}: {cells.total():,} of {self.rows:,} cells could not be read and are "
-            f"treated as missing: {quoted(cells)}"
-            for name, cells in self.unread.items()
+        each = [
+            (self.unread, "could not be read and are treated as missing"),
+            (self.new, "contain categories that are not in the training data"),
         ]
-        return lines + [
-            f"column {name!r}: {cells.total():,} of {self.rows:,} cells contain categories that are not "
-            f"in the training data: {quoted(cells)}"
-            for name, cells in self.new.items()
+        return [
+            f"column {name!r}: {cells.total():,} of {self.rows:,} cells {what}: {quoted(cells)}"
+            for found, what in each
+            for name, cells in found.items()
         ]

@@ -13,32 +13,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from shoal.data.tables.cells import (
-    FALSE,
-    TRUE,
-    Format,
-    boolean,
-    date,
-    in_open_order,
-    is_missing,
-    marks,
-    number,
-    unit_of,
-)
+from shoal.data.tables import cells
+from shoal.data.tables.cells import Format
 from shoal.data.tables.read import EXACT, cell_text, need_column
-from shoal.data.tables.table import Column, Table
-from shoal.errors import InputError, check_names
+from shoal.data.tables.table import Table
+from shoal.errors import InputError
 
 Array = NDArray[Any]
-Kind = Literal["numeric", "boolean", "date", "categorical", "text"]
-KINDS: tuple[str, ...] = get_args(Kind)
 DROPPED = "dropped"
 
 ENOUGH = 0.9
@@ -70,19 +59,19 @@ class ColumnType:
     @property
     def becomes(self) -> str:
         """The features that are made of it."""
-        if self.kind == DROPPED:
-            return f"not used: {self.why}"
         gaps = ", and a missing indicator" * bool(self.missing)
-        if self.kind in ("numeric", "boolean"):
-            unit = f" in {self.how.unit}" * bool(self.how.unit)
-            return f"{'0 or 1' if self.kind == 'boolean' else 'number'}{unit}, standardised{gaps}"
-        if self.kind == "date":
-            return f"day, month, weekday (and hour) as numbers{gaps}"
-        if self.kind == "text":
-            return "TF-IDF of its words, reduced to at most 100 numbers"
+        unit = f" in {self.how.unit}" * bool(self.how.unit)
+        categories = f"{self.distinct} categories"
         if self.distinct > CATEGORIES:
-            return f"one-hot: the {CATEGORIES} most frequent categories, and one for the others"
-        return f"one-hot: {self.distinct} categories"
+            categories = f"the {CATEGORIES} most frequent categories, and one for the others"
+        return {
+            DROPPED: f"not used: {self.why}",
+            "numeric": f"number{unit}, standardised{gaps}",
+            "boolean": f"0 or 1, standardised{gaps}",
+            "date": f"day, month, weekday (and hour) as numbers{gaps}",
+            "text": "TF-IDF of its words, reduced to at most 100 numbers",
+            "categorical": f"one-hot: {categories}",
+        }.get(self.kind, "not a feature")
 
     def report(self) -> dict[str, Any]:
         return {
@@ -103,286 +92,245 @@ class Hints(NamedTuple):
     decimal: str | None = None
     day_first: bool | None = None
 
-    def check(self, table: Iterable[str]) -> None:
-        check_names("kind of a column:", self.kinds.values(), KINDS)
-        for name in self.kinds:
-            need_column(name, table, "kinds")
-        if self.decimal not in (None, ".", ","):
-            raise InputError(f"decimal={self.decimal!r}; it must be '.' or ','.")
+
+NO_HINTS = Hints()
 
 
-def infer(table: Table, names: Sequence[str], hints: Hints | None = None) -> dict[str, ColumnType]:
+def infer(table: Table, names: Sequence[str], hints: Hints = NO_HINTS) -> dict[str, ColumnType]:
     """The type of each of these columns, from all rows."""
-    hints = hints or Hints()
-    hints.check(table)
-    return {name: _inferred(_Look(name, table, hints), hints.kinds.get(name)) for name in names}
+    for name in hints.kinds:
+        need_column(name, table, "kinds")
+    return {name: _inferred(_Content(name, table, hints), hints.kinds.get(name)) for name in names}
 
 
 def number_format(table: Table, name: str, hints: Hints) -> Format:
     """How the numbers of a column are written, if it has any."""
-    return _Look(name, table, hints).format[0]
+    return _Content(name, table, hints).number_format[0]
 
 
-def _inferred(look: _Look, kind: str | None) -> ColumnType:
-    if kind is not None:
-        result = _of_kind(look, kind)
-        if result.kind == DROPPED and look.known:
-            raise InputError(
-                f"column {look.name!r} cannot be read as {kind}: it {result.why}: {quoted(look.cells)}."
-            )
-        return result
-    if not look.known:
-        return look.typed(DROPPED, why="is empty")
-    if len(look.categories) == 1 and look.known == look.rows:
-        return look.typed(DROPPED, why="has the same value in every row")
-    result, mixed = _guessed(look)
-    if result.kind in ("numeric", "categorical") and not mixed and (why := _identifier(look, result)):
-        note = f"not used, because it {why}; to use it, set its kind (kinds: {look.name} {result.kind})"
-        return replace(result, kind=DROPPED, why=why, warnings=(note,))
-    if result.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(look.name):
-        if look.numbers is not None and (look.distinct_numbers % 1 != 0).any():
-            return result  # a measurement
-        note = "the name suggests an identifier; if it is one, drop it, or set group for a repeated entity"
-        return replace(result, warnings=(*result.warnings, note))
-    if result.kind == "numeric" and look.numbers is not None and _tells_rows_apart(look.numbers):
-        note = "an integer that is different in every row; if it is an identifier, drop it"
-        return replace(result, warnings=(*result.warnings, note))
-    return result
-
-
-class _Look:
-    """The distinct cells of a column, and how numbers and dates among them are written."""
+class _Content:
+    """The known cells of a column, and how numbers and dates among them are written."""
 
     def __init__(self, name: str, table: Table, hints: Hints) -> None:
-        self.name, self.table, self.hints, self.rows = name, table, hints, table.rows
-        self.column: Column = table[name]
-        self.numbers = self.column.numbers
+        self.name, self.table, self.hints, self.column = name, table, hints, table[name]
 
     @cached_property
-    def distinct_numbers(self) -> Array:
-        """Of a column of numbers, sorted."""
-        assert self.numbers is not None
-        return np.unique(self.numbers[~np.isnan(self.numbers)])
+    def numbers(self) -> Array | None:
+        """Those of a column in which all known cells are plain numbers."""
+        if self.column.plain is None:
+            return None
+        values = self.column.values("numeric", self.number_format[0])[0]
+        return values[~np.isnan(values)]
 
     @cached_property
-    def _counted(self) -> tuple[list[Any], Array]:
+    def counted(self) -> tuple[Array, Array]:
+        """The distinct values, as sorted numbers or as the text of categories, and their counts."""
         if self.numbers is not None:  # texts would cost time, and are hardly needed
-            values, counts = np.unique(self.numbers[~np.isnan(self.numbers)], return_counts=True)
-            return values.tolist(), counts
+            return np.unique(self.numbers, return_counts=True)
         names, codes = self.column.categories()
-        return names.tolist(), np.bincount(codes[codes >= 0], minlength=len(names))
-
-    @property
-    def categories(self) -> list[Any]:
-        """The distinct values: numbers, or the text of others."""
-        return self._counted[0]
+        return names, np.bincount(codes[codes >= 0], minlength=len(names))
 
     @cached_property
     def known(self) -> int:
         """Rows where it is not missing."""
-        return int(self._counted[1].sum())
+        return int(self.counted[1].sum())
 
     @cached_property
-    def cells(self) -> dict[str, int]:
-        """The text of cells that are not missing, and how many of each there are."""
-        pairs = zip(self.column.encoded[0], self.column.counts.tolist(), strict=True)
-        return {text: count for text, count in pairs if not is_missing(text)}
+    def texts(self) -> Any:
+        """The distinct cells that are not missing, as an Arrow array."""
+        return self.column.encoded[0].filter(pa.array(~self.column.missing))
 
-    def names(self, most: int) -> list[str]:
-        """The first categories, as text."""
-        return [_text(value) for value in self.categories[:most]]
-
-    def typed(self, kind: str, how: Format | None = None, wrong: Mapping[str, int] = {}, **more: Any) -> Any:
-        order = np.argsort(-self._counted[1], kind="stable")[: QUOTED + len(wrong)]
-        shown = [t for t in (_text(self.categories[n]) for n in order) if t not in wrong]
-        return ColumnType(
-            self.name,
-            kind,
-            how or Format(),
-            missing=self.rows - self.known + sum(wrong.values()),
-            distinct=len(self.categories) - len(wrong),
-            examples=tuple(map(_short, shown[:QUOTED])),
-            signs=self.numbers is None and "+" in self.categories,
-            **more,
-        )
+    def first(self, most: int) -> list[str]:
+        """The first distinct values as text."""
+        return [_text(value) for value in self.counted[0][:most]]
 
     @cached_property
-    def format(self) -> tuple[Format, str]:
+    def number_format(self) -> tuple[Format, str]:
         """How its numbers are written, and a warning if that is open."""
-        if self.column.is_number:
+        column, hint = self.column, self.hints.decimal
+        if column.is_number:
             return Format(), ""
-        texts = list(self.cells) if self.numbers is None else list(self.cells)[:2000]
-        shown = marks(texts)
-        decimal, note = self._decimal(shown)
-        if note:
-            mark = "," if shown["open"] else "."
-            sample = next(t for t in texts if re.search(rf"\d{re.escape(mark)}\d{{3}}", t))
-            value = number(sample, Format(decimal), unit=False)
-            note = f"{sample!r} is read as {value:g} ({note})" if value is not None else ""
-        units = Counter(unit for text in texts if (unit := unit_of(text)))
+        shown = column.marks
+        everywhere = self.table.decimal or "," * (self.table.separator == ";")
+        note, decimal = "", everywhere or "."
+        if hint or shown["."] or shown[","]:
+            decimal = hint or ("," if shown[","] > shown["."] else ".")
+        elif shown["open,"] or (shown["open."] and decimal == ","):
+            mark = "," if shown["open,"] else "."
+            marked = cells.matches(self.texts, rf".*[0-9]\{mark}[0-9]{{3}}(?:[^0-9].*)?")
+            sample = self.texts.filter(pa.array(marked))[:1]
+            (value,) = cells.numbers(sample, Format(decimal, cells.units(sample)[0].as_py()))
+            note = f"{sample[0].as_py()!r} is read as {value:g} (1{mark}234 can mean 1234 or 1.234; "
+            note += "set the option decimal)"
+        units = Counter() if column.plain else Counter(cells.units(self.texts).to_pylist())
+        units.pop("", None)
         return Format(decimal, units.most_common(1)[0][0] if units else ""), note
-
-    def _decimal(self, shown: Mapping[str, int]) -> tuple[str, str]:
-        if self.hints.decimal is not None:
-            return self.hints.decimal, ""
-        if shown["."] or shown[","]:
-            return "," if shown[","] > shown["."] else ".", ""
-        every = self.table.marks
-        european = every[","] > every["."] or (not any(every.values()) and self.table.separator == ";")
-        if shown["open"]:
-            return ("," if european else "."), "1,234 can mean 1234 or 1.234; set the option decimal"
-        if shown["open."] and european:
-            return ",", "1.234 can mean 1234 or 1.234; set the option decimal"
-        return ("," if european else "."), ""
 
     @cached_property
     def day_first(self) -> tuple[bool, str]:
         """Whether the day comes first, and a warning if that is open."""
-        if self.hints.day_first is not None or self.column.is_date:
-            return bool(self.hints.day_first), ""
-        shapes = [m for t in self.cells if (m := in_open_order(t))]
-        if not shapes:
-            return False, ""
-        first, second = (sum(int(m[part]) > 12 for m in shapes) for part in "ab")
-        if first or second:
-            return first > second, ""
-        guess = shapes[0]["sep"] == "." or self.table.separator == ";"
+        if self.hints.day_first is not None:
+            return self.hints.day_first, ""
+        first, second, sample = cells.days_and_months(self.texts)
+        if (first > 12).any() or (second > 12).any():
+            return bool((first > 12).sum() > (second > 12).sum()), ""
+        guess = "." in sample or (bool(sample) and self.table.separator == ";")
         order = "day first" if guess else "month first"
-        return guess, f"{shapes[0][0]!r} is read {order}; set the option day_first to change this"
+        note = f"{sample!r} is read {order}; set the option day_first to change this"
+        return guess, note if sample else ""
+
+    def how(self, kind: str) -> Format:
+        if kind == "numeric":
+            return self.number_format[0]
+        return Format(day_first=self.day_first[0]) if kind == "date" else Format()
 
     def share(self, kind: str) -> float:
         """Of the cells that are not missing, those that can be read as this kind."""
         values = self.column.values(kind, self.how(kind))[0]
         return float((~np.isnan(values)).sum()) / max(1, self.known)
 
-    def how(self, kind: str) -> Format:
-        if kind == "numeric":
-            return self.format[0]
-        return Format(day_first=self.day_first[0]) if kind == "date" else Format()
+
+def _inferred(content: _Content, hint: str | None) -> ColumnType:
+    """The column as the hint says, or as its cells look, with what is doubtful."""
+    kind, notes = (hint, [""]) if hint else _guess(content)
+    how, wrong, why = content.how(kind), dict[str, int](), notes[0] if kind == DROPPED else ""
+    if kind in WHAT:
+        values, wrong = content.column.values(kind, how)
+        bad = sum(wrong.values())
+        are = "cells are" if bad > 1 else "cell is"
+        notes += [f"{bad:,} {are} not {WHAT[kind]}; treated as missing: {quoted(wrong)}"] * bool(wrong)
+        if np.isnan(values).all():
+            why = f"has no value that is {WHAT[kind]}"
+        elif kind == "numeric":
+            notes += [content.number_format[1], _some_units(content), _marker(content)]
+        elif kind == "date":
+            notes += [content.day_first[1]]
+    elif kind == "categorical" and (same := alike(content.first(10_000))):
+        notes += [f"categories that differ only in case or spaces: {', '.join(same[:QUOTED])}"]
+    distinct, counts = content.counted
+    if kind == "numeric" and len(distinct) - len(wrong) <= 1 and content.known == len(content.column):
+        why = why or "has the same value in every row"
+    if why and hint and content.known:
+        cells_of = dict(zip(content.column.distinct, content.column.counts.tolist(), strict=True))
+        raise InputError(f"column {content.name!r} cannot be read as {hint}: it {why}: {quoted(cells_of)}.")
+    order = np.argsort(-counts, kind="stable")[: QUOTED + len(wrong)]
+    shown = [text for text in (_text(distinct[n]) for n in order) if text not in wrong]
+    if not (hint or why):
+        why, note = _identifier(content, kind)
+        if why:
+            notes = [f"not used, because it {why}; to use it, set its kind (kinds: {content.name} {kind})"]
+        notes += [note]
+    return ColumnType(
+        content.name,
+        DROPPED if why else kind,
+        how,
+        why,
+        missing=len(content.column) - content.known + sum(wrong.values()),
+        distinct=len(distinct) - len(wrong),
+        examples=tuple(map(_short, shown[:QUOTED])),
+        warnings=tuple(note for note in notes if note and note != why),
+        signs=content.numbers is None and "+" in content.column.distinct,
+    )
 
 
-def _guessed(look: _Look) -> tuple[ColumnType, bool]:
-    """As the cells look; and whether a good part of them, but not all, are numbers or dates."""
-    if look.column.is_date:
-        return _of_kind(look, "date"), False
-    if look.numbers is None and _is_boolean(look.cells):
-        return _of_kind(look, "boolean"), False
-    if why := _code(look):
-        note = f"{why}: read as categories; set kinds to read them as numbers"
-        return look.typed("categorical", warnings=(note,)), False
-    if look.share("numeric") >= ENOUGH and not _eight_digit_dates(look):
-        return _of_kind(look, "numeric"), False
-    if look.share("date") >= ENOUGH:
-        return _of_kind(look, "date"), False
-    notes = [
-        f"{look.share(kind):.0%} of its cells are {what}, too few to read it as {kind}; the others, such as "
-        f"{quoted(look.column.values(kind, look.how(kind))[1])}, would become missing as {kind}"
-        for what, kind in (("numbers", "numeric"), ("dates", "date"))
-        if look.share(kind) >= NOTABLE
-    ]
-    kind = "text" if _is_text(look) else "categorical"
-    return look.typed(kind, warnings=(*notes, *_alike(look))), bool(notes)
+def _guess(content: _Content) -> tuple[str, list[str]]:
+    """The kind that the cells look like, and notes; of columns that are dropped, why."""
+    if not content.known:
+        return DROPPED, ["is empty"]
+    if len(content.counted[0]) == 1 and content.known == len(content.column):
+        return DROPPED, ["has the same value in every row"]
+    if content.numbers is None and _is_boolean(content.texts):
+        return "boolean", []
+    if why := _code(content):
+        return "categorical", [f"{why}: read as categories; set kinds to read them as numbers"]
+    if content.share("numeric") >= ENOUGH and not _eight_digit_dates(content):
+        return "numeric", []
+    if content.share("date") >= ENOUGH:
+        return "date", []
+    notes = []
+    for what, kind in (("numbers", "numeric"), ("dates", "date")):
+        if (share := content.share(kind)) >= NOTABLE:
+            others = quoted(content.column.values(kind, content.how(kind))[1])
+            notes.append(
+                f"{share:.0%} of its cells are {what}, too few to read it as {kind}; the others, such as "
+                f"{others}, would become missing as {kind}"
+            )
+    return "text" if _is_text(content) else "categorical", notes
 
 
-def _of_kind(look: _Look, kind: str) -> ColumnType:
-    """A column as this kind, with the cells that do not fit."""
-    if kind in ("categorical", "text"):
-        return look.typed(kind, warnings=tuple(_alike(look)) if kind == "categorical" else ())
-    how = look.how(kind)
-    note = {"numeric": look.format[1], "date": look.day_first[1]}.get(kind, "")
-    notes = [note] if note else []
-    values, wrong = look.column.values(kind, how)
-    if wrong:
-        count = sum(wrong.values())
-        cells = "1 cell is not" if count == 1 else f"{count:,} cells are not"
-        notes.append(f"{cells} {WHAT[kind]}; treated as missing: {quoted(wrong)}")
-    if np.isnan(values).all():
-        return look.typed(DROPPED, why=f"has no value that is {WHAT[kind]}", warnings=tuple(notes))
-    if kind == "numeric":
-        notes += [note for note in (_units(look, how), _marker(values)) if note]
-    result: ColumnType = look.typed(kind, how, wrong, warnings=tuple(notes))
-    if kind == "numeric" and result.distinct <= 1 and not result.missing:
-        return replace(result, kind=DROPPED, why="has the same value in every row")
-    return result
-
-
-def _is_boolean(cells: Mapping[str, int]) -> bool:
-    words = {text.lower() for text in cells}
-    if not words & (TRUE | FALSE) or set(cells) <= {"NO", "SI"}:  # Norway and Slovenia
+def _is_boolean(texts: Any) -> bool:
+    first = set(texts[:20].to_pylist())
+    if first <= {"NO", "SI"} or first <= {"0", "1", "0.0", "1.0"}:  # Norway and Slovenia; numbers
         return False
-    return all(boolean(word) is not None for word in words)
+    return not np.isnan(cells.booleans(texts)).any()
 
 
-def _identifier(look: _Look, result: ColumnType) -> str:
-    """Why the column is taken for an identifier, if it is: it tells rows or entities apart."""
-    if look.known < FEW:
-        return ""
-    distinct, named = len(look.categories), bool(_IDENTIFIER.search(look.name))
+def _identifier(content: _Content, kind: str) -> tuple[str, str]:
+    """Why a column is taken for an identifier of rows or entities, or a note if it may be one."""
+    rows, values = content.known, content.numbers
+    distinct, named = len(content.counted[0]), bool(_IDENTIFIER.search(content.name))
+    whole = values is None or not (values % 1 != 0).any()  # else it is a measurement
+    if kind not in ("numeric", "categorical", "text") or not whole:
+        return "", ""
+    maybe = (
+        "the name suggests an identifier; if it is one, drop it, or set group for a repeated entity" * named
+    )
     repeated = "is named like an identifier, and few rows share a value (set group for a repeated entity)"
-    if result.kind == "categorical":
-        if distinct >= ENOUGH * look.known:
-            return "is different in (almost) every row, like an identifier"
-        coded = np.mean([bool(_CODED.fullmatch(name)) for name in look.names(1000)]) > ENOUGH
-        if distinct >= look.known / 2 and coded:
-            return "looks like an identifier (a code shared by few rows)"
-        return repeated if named and distinct > CATEGORIES and distinct >= look.known / 20 else ""
-    values = look.column.values("numeric", result.how)[0]
-    values = values[~np.isnan(values)]
-    if not len(values) or (values % 1 != 0).any():
-        return ""
-    dense = values.max() - values.min() + 1 <= 2 * distinct
-    steps = np.diff(values)
+    mixed = kind == "categorical" and NOTABLE <= max(map(content.share, ("numeric", "date"))) < ENOUGH
+    if rows < FEW or kind == "text" or mixed:
+        return "", maybe
+    if kind == "categorical":
+        if distinct >= ENOUGH * rows:
+            return "is different in (almost) every row, like an identifier", ""
+        coded = np.mean([bool(_CODED.fullmatch(name)) for name in content.first(1000)]) > ENOUGH
+        if distinct >= rows / 2 and coded:
+            return "looks like an identifier (a code shared by few rows)", ""
+        return (repeated, "") if named and distinct > CATEGORIES and distinct >= rows / 20 else ("", maybe)
+    plain = values is not None
+    if values is None:
+        values = content.column.values(kind, content.how(kind))[0]
+        values = values[~np.isnan(values)]
+        if (values % 1 != 0).any():
+            return "", maybe
+    steps, dense = np.diff(values), np.ptp(values) + 1 <= 2 * distinct
     ordered = bool((steps >= 0).all() or (steps <= 0).all())
     if distinct == len(values):
         if named:
-            return "is different in every row and is named like an identifier"
-        return "numbers the rows, like an identifier" if dense else ""
-    if distinct <= max(CATEGORIES // 2, look.known / 20):
-        return ""
-    if named:
-        return repeated
-    if ordered and dense:
-        return "follows the order of the rows, like an identifier (set group for a repeated entity)"
-    return ""
+            return "is different in every row and is named like an identifier", ""
+        if dense:
+            return "numbers the rows, like an identifier", ""
+        low, high = np.quantile(values, [0.25, 0.75])
+        repeats = (rows / 2) ** 2 / 2 / max(1.0, high - low)  # expected among the middle half
+        long = values.min() >= 10**6 and len(str(int(values.min()))) == len(str(int(values.max())))
+        unique = "an integer that is different in every row; if it is an identifier, drop it"
+        return "", unique * bool(plain and (ordered or repeats >= 3 or long))
+    if distinct <= max(CATEGORIES // 2, rows / 20) or not (named or (ordered and dense)):
+        return "", maybe
+    follows = "follows the order of the rows, like an identifier (set group for a repeated entity)"
+    return (repeated if named else follows), ""
 
 
-def _tells_rows_apart(values: Array) -> bool:
-    """Whether integers never repeat, and are in order, would repeat by chance, or have seven digits."""
-    values = values[~np.isnan(values)]
-    if len(values) < FEW or (values % 1 != 0).any() or len(np.unique(values)) < len(values):
-        return False
-    steps, (low, high) = np.diff(values), np.quantile(values, [0.25, 0.75])
-    repeats = (len(values) / 2) ** 2 / 2 / max(1.0, high - low)  # expected among the middle half
-    long = values.min() >= 10**6 and len(str(int(values.min()))) == len(str(int(values.max())))
-    return bool((steps > 0).all() or (steps < 0).all() or repeats >= 3 or long)
-
-
-def _code(look: _Look) -> str:
+def _code(content: _Content) -> str:
     """Why integers are taken for codes, if they are."""
-    zeros: list[str] = []
-    if look.numbers is not None:
-        values = look.distinct_numbers
-        if not len(values) or (values % 1 != 0).any():
-            return ""
+    if content.numbers is not None:
+        values = content.counted[0]
     else:
-        digits = [t for t in look.cells if re.fullmatch(r"-?[0-9]+", t)]
-        if sum(look.cells[t] for t in digits) < ENOUGH * look.known:
+        column, integer = content.column, cells.matches(content.column.encoded[0], "-?[0-9]+")
+        if column.counts[integer].sum() < ENOUGH * content.known:
             return ""
-        values = np.sort(np.array([float(t) for t in digits]))
-        zeros = [t for t in digits if len(t) > 1 and t[0] == "0"]
-        long = [t for t in digits if len(t) > 15]
+        digits = [column.distinct[n] for n in np.flatnonzero(integer)]
+        long = [text for text in digits if len(text) > 15]
         if len(set(map(float, long))) < len(long):
             return f"integers too large to be represented exactly ({_short(long[0])!r})"
-    if not len(values) or values[-1] > EXACT:
-        return ""
-    if zeros:
-        return f"codes with leading zeros ({_short(zeros[0])!r})"
-    if values[0] < 0:
+        if zeros := [text for text in digits if len(text) > 1 and text[0] == "0"]:
+            return f"codes with leading zeros ({_short(zeros[0])!r})"
+        values = np.sort(np.array(digits, float))
+    if not len(values) or values[0] < 0 or values[-1] > EXACT or (values % 1 != 0).any():
         return ""
     wide = len(str(int(values[-1])))
-    if _CODE_NAME.search(look.name) and wide > 2:
+    if _CODE_NAME.search(content.name) and wide > 2:
         return f"codes of {wide} digits, according to the column name"
-    if wide != len(str(int(values[0]))) or wide < 5 or not FEW <= len(values) <= look.known / 3:
+    if wide != len(str(int(values[0]))) or wide < 5 or not FEW <= len(values) <= content.known / 3:
         return ""
     spread = values[-1] / values[0] > 4 and np.mean(values % 100 == 0) < 0.5
     return f"codes of {wide} digits that repeat" if spread else ""
@@ -407,16 +355,11 @@ def _short(text: str, most: int = 30) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def quoted(cells: Mapping[str, int], most: int = QUOTED) -> str:
+def quoted(found: Mapping[str, int], most: int = QUOTED) -> str:
     """The most frequent of these cells, such as ``'<0.1' (12), 'high' (3), …``."""
-    order = sorted(cells, key=lambda t: (-cells[t], t))
+    order = sorted(found, key=lambda t: (-found[t], t))
     more = ", …" * (len(order) > most)
-    return ", ".join(f"{_short(t)!r} ({cells[t]:,})" for t in order[:most]) + more
-
-
-def _alike(look: _Look) -> list[str]:
-    same = alike(look.names(10_000))
-    return [f"categories that differ only in case or spaces: {', '.join(same[:QUOTED])}"] if same else []
+    return ", ".join(f"{_short(t)!r} ({found[t]:,})" for t in order[:most]) + more
 
 
 def alike(names: Iterable[str]) -> list[str]:
@@ -427,39 +370,42 @@ def alike(names: Iterable[str]) -> list[str]:
     return [" and ".join(map(repr, sorted(g)[:4])) for g in groups.values() if len(g) > 1]
 
 
-def _eight_digit_dates(look: _Look) -> bool:
+def _eight_digit_dates(content: _Content) -> bool:
     """20240131 is a date if all are such."""
-    if look.known < FEW:
+    if content.known < FEW or content.numbers is None or not 19_000_101 <= content.counted[0][0] < 21_000_000:
         return False
-    if look.numbers is not None and not 19_000_101 <= look.distinct_numbers[0] < 21_000_000:
-        return False
-    return all(len(t) == 8 and t.isdigit() and date(t, False) is not None for t in look.cells)
+    return bool((cells.matches(content.texts, "[0-9]{8}") & ~np.isnan(cells.dates(content.texts))).all())
 
 
-def _is_text(look: _Look) -> bool:
+def _is_text(content: _Content) -> bool:
     """Several words that mostly differ; an e-mail address, a telephone number or a place has none."""
-    words = [sum(any(map(str.isalpha, word)) for word in re.split(r"[\s,;|]+", c)) for c in look.names(2000)]
-    many = len(look.categories) > max(CATEGORIES, look.known // 2)
-    return many and float(np.mean(words)) >= 3
+    many = len(content.counted[0]) > max(CATEGORIES, content.known // 2)
+    words = [re.findall(r"[^\s,;|]*[^\W\d_][^\s,;|]*", text) for text in content.first(2000)] if many else []
+    return many and float(np.mean([len(each) for each in words])) >= 3
 
 
-def _units(look: _Look, how: Format) -> str:
+def _some_units(content: _Content) -> str:
     """Per cent, kilograms or thousands (k) beside plain numbers may be two scales."""
-    bare = [t for t in look.cells if number(t, how) is not None and not unit_of(t)] if how.unit else ()
-    if not bare:
+    how = content.number_format[0]
+    if not how.unit:
         return ""
+    bare = np.array(cells.units(content.texts).to_pylist()) == ""
+    bare &= ~np.isnan(cells.numbers(content.texts, how))
+    if not bare.any():
+        return ""
+    sample = _short(content.texts[int(np.argmax(bare))].as_py())
     return (
-        f"some cells have the unit {how.unit} and some have none ({_short(bare[0])!r}): all are read on "
-        "the same scale"
+        f"some cells have the unit {how.unit} and some have none ({sample!r}): all are read on the same scale"
     )
 
 
-def _marker(values: Array) -> str:
+def _marker(content: _Content) -> str:
     """Of -999 or 9999 that comes several times, further from the others than these are from each other."""
-    known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
-    if len(known) < 4:
-        return ""
-    for place, rest in ((0, known[1:]), (-1, known[:-1])):
+    known, counts = content.counted
+    if content.numbers is None:
+        values = content.column.values("numeric", content.number_format[0])[0]
+        known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    for place, rest in ((0, known[1:]), (-1, known[:-1])) if len(known) > 3 else ():
         value, text = float(known[place]), cell_text(float(known[place]))
         far = min(abs(value - rest[0]), abs(value - rest[-1])) > rest[-1] - rest[0]
         if far and counts[place] > 2 and re.fullmatch(r"-?99+|-9", text):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.domains import Domains
-from shoal.data.tables.cells import Format, boolean
+from shoal.data.tables.cells import FALSE, PLAIN, TRUE, Format
 from shoal.data.tables.kinds import quoted
 from shoal.data.tables.read import cell_text
 from shoal.data.tables.table import Column, row_list
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError
 
 Array = NDArray[Any]
-TASKS = ("classification", "regression")
 MANY_NUMBERS, MANY_TEXTS = 20, 50
 """A label with more different numbers is a quantity if some are no integers; of more integers or texts the
 task must be set."""
@@ -40,58 +38,53 @@ class Labels:
 
     @classmethod
     def read(
-        cls,
-        column: Column,
-        name: str,
-        task: str | None,
-        how: Format | None = None,
-        numbers: Array | None = None,
+        cls, column: Column, name: str, task: str | None, how: Format = PLAIN, numbers: Any = None
     ) -> Labels:
         """The labels in a column; ``numbers`` are those of its rows in a file."""
-        if task is not None:
-            check_names("task", [task], TASKS)
-        missing = unlabelled(column)
-        distinct, cells = column.encoded
-        if missing.any():
-            lost = np.flatnonzero(missing)
-            word = distinct[cells[lost[0]]] if cells[lost[0]] >= 0 else ""
-            which = f" ({word!r} is read as missing)" if word else ""
-            raise InputError(f"label {name!r} is missing in {_rows(lost, numbers)}{which}; {REMOVE}")
-        names, codes = column.categories()
-        if (codes < 0).any():  # marks such as - or none, which name classes here
-            marks = {distinct[n]: None for n in cells[codes < 0]}
-            place = {text: n for n, text in enumerate(marks, len(names))}
-            names = np.array([*names, *place], object)
-            codes = np.where(codes < 0, [place.get(text, -1) for text in column.texts()], codes)
-        values, wrong = column.values("numeric", how or Format())
+        _complete(unlabelled(column), column, f"label {name!r}", numbers)
+        values, wrong = column.values("numeric", how)
         numeric = None if wrong or np.isnan(values).any() else values
+        different = len(column.distinct) if numeric is None else len(np.unique(numeric))
         note = ""
-        if task is None:
-            task, note = _guess(len(names), len(codes), numeric, name)
-        if task == "classification":
-            return cls._classes(names, codes, numeric, name)
+        if task is None and numeric is not None and different > MANY_NUMBERS and (numeric % 1 != 0).any():
+            note = f"label {name!r} has {different:,} different numbers, so the task is regression"
+            task = "regression"
+        many = different > MANY_TEXTS and different > len(values) // 2
+        if task is None and (different > MANY_NUMBERS if numeric is not None else many):
+            raise InputError(
+                f"label {name!r} has {different:,} different values in {len(values):,} rows; set task "
+                "to classification or regression."
+            )
+        if task != "regression":
+            return cls._classes(column, numeric, name)
         if numeric is None:
-            bad = wrong or {str(distinct[c]): 1 for c in cells[np.isnan(values)][:1]}
+            bad = wrong or {column.texts(np.flatnonzero(np.isnan(values))[:1])[0] or "": 1}
             raise InputError(f"label {name!r} contains {quoted(bad, 1)}; for regression it must be numbers.")
         return cls(numeric, (), note)
 
     @classmethod
-    def _classes(cls, names: Array, codes: Array, numeric: Array | None, name: str) -> Labels:
-        result = sorted(names.tolist(), key=None if numeric is None else _as_number)
-        if [boolean(text) for text in result] == [1.0, 0.0]:
-            result.reverse()  # of ja and nein, ja is the second and positive class
+    def _classes(cls, column: Column, numeric: Array | None, name: str) -> Labels:
+        texts, codes = column.categories(signs=True)
+        names = list(texts)
+        if (codes < 0).any():  # marks such as none, which name classes here
+            names += [
+                text for text, gap in zip(column.distinct, column.missing, strict=True) if gap and text != "-"
+            ]
+            place = {text: n for n, text in enumerate(names)}
+            codes = np.where(codes < 0, [place.get(text or "", -1) for text in column.texts()], codes)
+        result = sorted(names, key=None if numeric is None else float)
         if len(result) < 2:
             raise InputError(
                 f"label {name!r} is {result[0]!r} in every row; at least two classes are needed."
             )
+        if len(result) == 2 and result[0].lower() in TRUE and result[1].lower() in FALSE:
+            result.reverse()  # of ja and nein, ja is the second and positive class
         place, note = {text: number for number, text in enumerate(result)}, ""
-        if numeric is not None and len(result) >= FEWEST_GRADES:
-            steps = np.unique(numeric)
-            if (np.diff(steps) == 1).all():
-                note = (
-                    f"label {name!r} is ordinal ({result[0]} to {result[-1]}); its {len(result)} values are "
-                    "taken as classes without an order; set task to regression to predict it as a number"
-                )
+        if numeric is not None and len(result) >= FEWEST_GRADES and (np.diff(np.unique(numeric)) == 1).all():
+            note = (
+                f"label {name!r} is ordinal ({result[0]} to {result[-1]}); its {len(result)} values are "
+                "taken as classes without an order; set task to regression to predict it as a number"
+            )
         return cls(np.array([place[text] for text in names], np.int64)[codes], tuple(result), note)
 
     @property
@@ -115,64 +108,44 @@ class Labels:
     def numbers(self, scaling: Mapping[str, Any]) -> Array:
         if self.names:
             return self.values
-        shifted = self.values - scaling.get("mean", 0.0)
-        scaled: NDArray[np.float32] = (shifted / scaling.get("scale", 1.0)).astype(np.float32)
-        return scaled
-
-
-REMOVE = "remove these rows, or set drop_rows to missing."
+        scaled: Array = (self.values - scaling["mean"]) / scaling["scale"]
+        return scaled.astype(np.float32)
 
 
 def unlabelled(column: Column) -> Array:
     """Which rows have no label."""
-    distinct, codes = column.encoded
-    return np.array([*(text.lower() in UNLABELLED for text in distinct), True])[codes]
+    if column.is_number:
+        return column.series.isna().to_numpy()
+    return np.array([*(text.lower() in UNLABELLED for text in column.distinct), True])[column.encoded[1]]
 
 
-def _rows(which: Array, numbers: Array | None) -> str:
-    return row_list((which + 1 if numbers is None else numbers[which]).tolist())
+def _complete(lacking: Array, column: Column, what: str, numbers: Any) -> None:
+    """Refuse rows that lack a label, a domain or an entity."""
+    if lacking.any():
+        lost = np.flatnonzero(lacking)
+        rows = row_list((lost + 1 if numbers is None else numbers[lost]).tolist())
+        (word,) = column.texts(lost[:1])
+        which = f" ({word!r} is read as missing)" if word else ""
+        advice = "remove these rows, or set drop_rows to missing."
+        raise InputError(f"{what} is missing in {rows}{which}; {advice}")
 
 
-def _as_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.inf
-
-
-def _guess(different: int, rows: int, values: Array | None, name: str) -> tuple[str, str]:
-    """Classes or a quantity, and a note on it."""
-    if values is not None and different > MANY_NUMBERS and not (np.floor(values) == values).all():
-        note = f"label {name!r} has {different:,} different numbers, so the task is regression"
-        return "regression", note
-    many = different > MANY_TEXTS and different > rows // 2
-    if different > MANY_NUMBERS if values is not None else many:
-        raise InputError(
-            f"label {name!r} has {different:,} different values in {rows:,} rows; set task "
-            "to classification or regression."
-        )
-    return "classification", ""
-
-
-def domains_of(column: Column, name: str, numbers: Array | None = None) -> Domains:
+def domains_of(column: Column, name: str, numbers: Any = None) -> Domains:
     """Rows by the value of a column; numbers in their order, texts in theirs.
 
     Words such as NA are names here: only an empty value is a missing one.
     """
-    distinct, codes = column.encoded
-    if (codes < 0).any():
-        raise InputError(
-            f"domain {name!r} is missing in {_rows(np.flatnonzero(codes < 0), numbers)}; {REMOVE}"
-        )
-    texts = [_whole_number(text) for text in distinct]
+    codes = column.encoded[1]
+    _complete(codes < 0, column, f"domain {name!r}", numbers)
+    texts = [_whole_number(text) for text in column.distinct]
     if "" in texts:
-        wrong = texts.index("")
-        where = _rows(np.flatnonzero(codes == wrong)[:1], numbers)
-        raise InputError(f"domain {name!r} is {distinct[wrong]} in {where}; use integers or strings.")
-    numeric = all(t.lstrip("+-").isdigit() for t in texts)
+        row = int(np.argmax(codes == texts.index("")))
+        where = row_list([row + 1 if numbers is None else int(numbers[row])])
+        raise InputError(f"domain {name!r} is {column.texts()[row]} in {where}; use integers or strings.")
+    numeric = all(text.lstrip("+-").isdigit() for text in texts)
     order = sorted(set(texts), key=int if numeric else None)
     place = {text: number for number, text in enumerate(order)}
-    made = Domains.from_labels(np.array([place[t] for t in texts], np.int64)[codes])
+    made = Domains.from_labels(np.array([place[text] for text in texts], np.int64)[codes])
     return Domains(order, made.offsets, made.indices)
 
 
@@ -184,11 +157,8 @@ def _whole_number(text: str) -> str:
     return cell_text(value) if value == value // 1 else ""
 
 
-def entities_of(column: Column, name: str, numbers: Array | None = None) -> Array:
+def entities_of(column: Column, name: str, numbers: Any = None) -> Array:
     """Which entity each row is of."""
     codes: Array = column.categories()[1]
-    if (codes < 0).any():
-        raise InputError(
-            f"group {name!r} is missing in {_rows(np.flatnonzero(codes < 0), numbers)}; {REMOVE}"
-        )
+    _complete(codes < 0, column, f"group {name!r}", numbers)
     return codes

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import Unpack
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
@@ -29,13 +30,11 @@ from shoal.data.tables.kinds import DROPPED, ColumnType, Hints, infer, number_fo
 from shoal.data.tables.labels import Labels, domains_of, entities_of, unlabelled
 from shoal.data.tables.read import need_column
 from shoal.data.tables.table import Table, as_table
-from shoal.errors import InputError, TableWarning, check_names, listed
-from shoal.options import DropRows
-from shoal.settings import checked, shown
+from shoal.errors import InputError, TableWarning
+from shoal.options import DropRows, TableOptions
+from shoal.settings import checked
 
 Array = NDArray[Any]
-DROP_ROWS = get_args(DropRows)
-Value = TypeVar("Value")
 
 
 @checked
@@ -45,19 +44,9 @@ def from_table(
     label: str,
     domain: str,
     held_out: Names = None,
-    group: str | None = None,
-    columns: Iterable[str] | None = None,
-    drop: Iterable[str] = (),
-    drop_rows: Iterable[str] = (),
-    kinds: Mapping[str, str] | None = None,
-    decimal: str | None = None,
-    day_first: bool | None = None,
-    task: str | None = None,
-    encoding: str | None = None,
-    sheet: str | int | None = None,
-    skip_rows: int = 0,
     validation: float = SHARE,
     seed: int = 0,
+    **options: Unpack[TableOptions],
 ) -> DomainData:
     """Load a table with a column of labels and a column of domains. ::
 
@@ -77,61 +66,34 @@ def from_table(
             have more than 20 values are a regression target.
         domain: column with the domain of each row; it is not a feature.
         held_out: held-out domains (default: none; train on all domains).
-        group: column that identifies the entity of each row, such as a patient; rows of one entity stay in
-            the same split. It is not a feature.
-        columns: columns to use as features (default: all except ``label``, ``domain``, ``group`` and
-            ``drop``).
-        drop: columns to ignore.
-        drop_rows: rows to ignore: ``missing`` (no label or domain), ``mostly-empty`` (such as totals),
-            ``outliers`` (labels far from all others), ``single`` (domains of one row).
-        kinds: ``numeric``, ``boolean``, ``date``, ``categorical`` or ``text`` for columns whose inferred kind
-            is wrong.
-        decimal: decimal mark ``"."`` or ``","``, for columns where it is ambiguous.
-        day_first: whether 3/4/2020 is in April, for columns where it is ambiguous.
-        task: ``classification`` or ``regression`` (default: inferred from the label).
-        encoding: encoding of a CSV file, such as ``"cp1252"`` (default: UTF-8).
-        sheet: name of the sheet of an Excel file, or its number from 0 (default: the first).
-        skip_rows: number of lines, or rows of a sheet, above the names of the columns.
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
+        **options: how the table is read, see :class:`~shoal.options.TableOptions`.
 
     Returns:
         The dataset.
     """
-    content = content_of(
-        table,
-        label=label,
-        domain=domain,
-        group=group,
-        columns=columns,
-        drop=drop,
-        drop_rows=drop_rows,
-        kinds=kinds,
-        decimal=decimal,
-        day_first=day_first,
-        task=task,
-        encoding=encoding,
-        sheet=sheet,
-        skip_rows=skip_rows,
-    )
-    target, domains, roles = content.target, content.domains, content.roles
+    content = content_of(table, label=label, domain=domain, **options)
+    if content.problems:
+        raise content.problems[0]
+    target, domains = content.target, content.domains
     assert target is not None
     assert domains is not None
     splits = split(domains, held_out, validation, seed, content.entities)
     train = splits["train"].examples()
+    roles = {role: name for role, name in content.roles.items() if role != "label"}
     about = {**roles, "name": label, "task": target.task, **target.scaling(train)}
     about |= {} if target.names else {"how": vars(content.written)}
-    del about["label"]
-    encoder = Encoder.fit(content.table, train, content.types, about)
-    encoder = replace(encoder, columns=content.report)
-    x, y = encoder.transform(content.table), target.numbers(about)
+    encoder = Encoder.fit(content.table, train, content.types, about, content.report)
     notes = split_notes(splits, target.values if target.names else None, target.names)
     notes |= content.notes(splits, encoder.dropped)
     if multiprocessing.parent_process() is None:  # once, not in every worker process
-        for line in [*audit.report_lines(encoder.columns), *content.remarks]:
+        lines = [f"column {c['column']!r}: {line}" for c in content.report for line in c["warnings"]]
+        for line in [*lines, *content.remarks]:
             warnings.warn(f"{line}.", TableWarning, stacklevel=3)
+    x, y = (torch.from_numpy(part) for part in (encoder.transform(content.table), target.numbers(about)))
     return DomainData(
-        examples=TableRows(torch.from_numpy(x), torch.from_numpy(y), train),
+        examples=TableRows(x, y, train),
         splits=splits,
         classes=target.classes,
         input_shape=(encoder.width,),
@@ -151,177 +113,150 @@ def check_table(table: Any, **options: Any) -> dict[str, Any]:
     task, the rows of each domain and class, ``remarks`` on the whole table, and the ``problems`` for which
     :func:`from_table` refuses it.
     """
-    problems: list[str] = []
-
-    def collect(step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except InputError as error:
-            problems.append(str(error))
-            return None
-
-    content = content_of(table, collect, **options)
+    content = content_of(table, **options)
     found = {"rows": content.table.rows, "columns": content.report, "remarks": content.remarks}
-    return found | content.described() | {"problems": problems}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a user says of a table."""
-
-    label: str | None
-    domain: str | None
-    group: str | None
-    columns: Sequence[str] | None
-    drop: Sequence[str]
-    drop_rows: Sequence[str]
-    hints: Hints
-    task: str | None
-
-
-def _strict(step: Callable[[], Value]) -> Value:
-    return step()
+    return found | content.described() | {"problems": [str(problem) for problem in content.problems]}
 
 
 @checked
 def content_of(
-    table: Any,
-    attempt: Callable[..., Any] = _strict,
-    *,
-    label: str | None = None,
-    domain: str | None = None,
-    group: str | None = None,
-    columns: Names = None,
-    drop: Names = None,
-    drop_rows: Names = None,
-    kinds: Mapping[str, str] | None = None,
-    decimal: str | None = None,
-    day_first: bool | None = None,
-    task: str | None = None,
-    encoding: str | None = None,
-    sheet: str | int | None = None,
-    skip_rows: int = 0,
+    table: Any, *, label: str | None = None, domain: str | None = None, **options: Unpack[TableOptions]
 ) -> Content:
-    """A table as these options of :func:`from_table` say; a file is examined once."""
-    content = as_table(table, encoding=encoding, sheet=sheet, skip_rows=skip_rows)
+    """A table with what is known of its columns and rows; of the same table, it is found out once."""
+    reading = {name: options.get(name) for name in ("encoding", "sheet", "skip_rows")}
+    roles = {"label": label, "domain": domain, "group": options.get("group")}
     choice = Choice(
-        label,
-        domain,
-        group,
-        None if columns is None else _names("columns", columns),
-        _names("drop", drop),
-        _names("drop_rows", drop_rows),
-        Hints({str(k): str(v) for k, v in (kinds or {}).items()}, decimal, day_first),
-        task,
+        tuple((role, name) for role, name in roles.items() if name is not None),
+        None if (columns := options.get("columns")) is None else _names(columns),
+        _names(options.get("drop")),
+        tuple(options.get("drop_rows") or ()),
+        tuple((options.get("kinds") or {}).items()),
+        options.get("decimal"),
+        options.get("day_first"),
+        options.get("task"),
     )
-    if attempt is not _strict:
-        return Content(content, choice, attempt)
-    if repr(choice) not in content.memo:
-        content.memo[repr(choice)] = Content(content, choice, attempt)
-    found: Content = content.memo[repr(choice)]
-    return found
+    return _content(as_table(table, **reading), choice)
 
 
-def _names(what: str, names: Names) -> list[str]:
-    """One name or several, as text."""
-    if names is None:
-        return []
-    several = [names] if isinstance(names, (str, int, float)) else listed(names, what)
-    if bad := [name for name in several if not isinstance(name, (str, int, float, np.number))]:
-        raise InputError(f"must be names of columns, got {shown(bad[0])}.", what)
-    return [str(name) for name in several]
+ROLES = ("label", "domain", "group")
+
+
+def _names(names: Any) -> tuple[str, ...]:
+    several = [names] if isinstance(names, (str, int)) else names or ()
+    return tuple(dict.fromkeys(map(str, several)))
+
+
+class Choice(NamedTuple):
+    """What a user says of a table."""
+
+    roles: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...] | None
+    drop: tuple[str, ...]
+    drop_rows: tuple[str, ...]
+    kinds: tuple[tuple[str, str], ...]
+    decimal: str | None
+    day_first: bool | None
+    task: str | None
+
+
+@lru_cache(maxsize=2)
+def _content(table: Table, choice: Choice) -> Content:
+    return Content(table, choice)
 
 
 class Content:
-    """A table with what is known of its columns and rows.
+    """A table with what is known of its columns and rows, and the ``problems`` for which it is refused."""
 
-    Args:
-        table: the table.
-        choice: what the user says of it.
-        attempt: calls each step of its examination, and may go on with ``None`` where one raises InputError.
-    """
-
-    def __init__(self, table: Table, choice: Choice, attempt: Callable[[Callable[[], Any]], Any]) -> None:
-        self.choice, self.table = choice, table
-        self.roles: dict[str, str] = attempt(self._roles) or {}
-        self.drop: list[str] = attempt(self._dropped) or []
-        self.features: list[str] = attempt(self._features) or []
+    def __init__(self, table: Table, choice: Choice) -> None:
+        self.table, self.choice = table, choice
+        self.problems: list[InputError] = []
+        self.roles: dict[str, str] = {}
+        self.drop: list[str] = []
+        self.features: list[str] = []
         self.dropped_rows: dict[str, Array] = {}
-        attempt(self._drop_rows)
-        table, hints = self.table, choice.hints
-        self.types: dict[str, ColumnType] = attempt(lambda: infer(table, self.features, hints)) or {}
+        self.types: dict[str, ColumnType] = {}
         self.target: Labels | None = None
-        self.written = Format()
-        if name := self.roles.get("label"):
-            self.written = attempt(lambda: number_format(table, name, hints)) or self.written
-            self.target = attempt(
-                lambda: Labels.read(table[name], name, choice.task, self.written, table.numbers)
-            )
-            attempt(self._check_copies)
         self.domains: Domains | None = None
-        if where := self.roles.get("domain"):
-            self.domains = attempt(lambda: domains_of(table[where], where, table.numbers))
         self.entities: Array | None = None
-        if whose := self.roles.get("group"):
-            self.entities = attempt(lambda: entities_of(table[whose], whose, table.numbers))
+        self.written = Format()
+        hints = Hints(dict(choice.kinds), choice.decimal, choice.day_first)
+        with self._collected():
+            self._find_roles()
+        with self._collected():
+            self.drop = [need_column(name, table, "list of those to drop") for name in choice.drop]
+        with self._collected():
+            self._find_features()
+        label, domain, group = (self.roles.get(role, "") for role in ROLES)
+        if label:
+            self.written = number_format(table, label, hints)
+        with self._collected():
+            self._drop_rows()
+        table = self.table
+        with self._collected():
+            self.types = infer(table, self.features, hints)
+        with self._collected():
+            if label:
+                self.target = Labels.read(table[label], label, choice.task, self.written, table.numbers)
+        for name in self.features if label else ():
+            if table.frame[label].equals(table.frame[name].rename(label)):
+                message = f"column {name!r} is a copy of the label {label!r}; drop it."
+                self.problems.append(InputError(message))
+        with self._collected():
+            if domain:
+                self.domains = domains_of(table[domain], domain, table.numbers)
+        with self._collected():
+            if group:
+                self.entities = entities_of(table[group], group, table.numbers)
 
-    def _roles(self) -> dict[str, str]:
-        given = {"label": self.choice.label, "domain": self.choice.domain, "group": self.choice.group}
-        roles = {
-            role: need_column(name, self.table, role) for role, name in given.items() if name is not None
-        }
+    @contextmanager
+    def _collected(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            self.problems.append(error)
+
+    def _find_roles(self) -> None:
+        roles = {role: need_column(name, self.table, role) for role, name in self.choice.roles}
         for role, name in roles.items():
             if other := [r for r, n in roles.items() if n == name and r != role]:
                 raise InputError(f"column {name!r} cannot be both the {role} and the {other[0]}.")
-        return roles
+        self.roles = roles
 
-    def _dropped(self) -> list[str]:
-        return [need_column(name, self.table, "list of those to drop") for name in self.choice.drop]
-
-    def _features(self) -> list[str]:
-        if self.choice.columns is None:
-            return [name for name in self.table if name not in (*self.roles.values(), *self.drop)]
-        for name in self.choice.columns:
+    def _find_features(self) -> None:
+        named = self.choice.columns
+        for name in named or ():
             need_column(name, self.table, "features")
             for role, other in self.roles.items():
                 if name == other:
                     raise InputError(f"column {name!r} is the {role}; it cannot be a feature.")
-        return [name for name in dict.fromkeys(self.choice.columns) if name not in self.drop]
+        every = [name for name in self.table if name not in self.roles.values()] if named is None else named
+        self.features = [name for name in every if name not in self.drop]
 
     def _drop_rows(self) -> None:
-        check_names("kind of rows to drop:", self.choice.drop_rows, DROP_ROWS)
-        for kind in DROP_ROWS:  # one after the other: a total may be the only row of its domain
+        for kind in get_args(DropRows):  # one after the other: a total may be the only row of its domain
             if kind in self.choice.drop_rows and (rows := self.suspects()[kind]).any():
                 self.dropped_rows[kind] = self.table.numbers[rows]
                 self.table = self.table.keep(~rows)
 
     def suspects(self) -> dict[str, Array]:
         """Rows that are probably no examples, by the word of ``drop_rows`` that drops them."""
-        table, none = self.table, np.zeros(self.table.rows, bool)
-        missing, single, outliers = none, none, none
+        table, found = self.table, {kind: np.zeros(self.table.rows, bool) for kind in get_args(DropRows)}
         for role, name in self.roles.items():
-            missing = missing | (unlabelled(table[name]) if role == "label" else table[name].encoded[1] < 0)
+            lacking = unlabelled(table[name]) if role == "label" else table.frame[name].isna().to_numpy()
+            found["missing"] = found["missing"] | lacking
         if where := self.roles.get("domain"):
-            distinct, codes = table[where].encoded
-            single = (codes >= 0) & (np.append(table[where].counts, 0)[codes] == 1)
-            single = single if single.sum() < len(distinct) else none
+            codes, counts = table[where].encoded[1], table[where].counts
+            single = (codes >= 0) & (np.append(counts, 0)[codes] == 1)
+            found["single"] = single & (single.sum() < len(counts))
         if label := self.roles.get("label"):
-            values, wrong = table[label].values("numeric", number_format(table, label, self.choice.hints))
-            known = np.flatnonzero(~np.isnan(values))
-            quantity = self.choice.task == "regression" or len(np.unique(values[known])) > 20
-            if quantity and not wrong and self.choice.task != "classification" and len(known):
-                outliers = none.copy()
-                outliers[known] = audit.far_labels(values[known])
-        names = [name for name in table if name not in self.drop]
-        empty = audit.mostly_empty(table, names) if names else none
-        return {"missing": missing, "mostly-empty": empty, "outliers": outliers, "single": single}
-
-    def _check_copies(self) -> None:
-        """A feature that repeats the label tells nothing about a new row."""
-        label, name = self.table[self.roles["label"]], self.roles["label"]
-        for other in self.features:
-            if label.cells.equals(self.table[other].cells.rename(label.cells.name)):
-                raise InputError(f"column {other!r} is a copy of the label {name!r}; drop it.")
+            values, wrong = table[label].values("numeric", self.written)
+            known, task = np.flatnonzero(~np.isnan(values)), self.choice.task
+            quantity = task == "regression" or (task is None and len(np.unique(values[known])) > 20)
+            if quantity and not wrong and len(known):
+                found["outliers"][known] = audit.far_labels(values[known])
+        if names := [name for name in table if name not in self.drop]:
+            found["mostly-empty"] = audit.mostly_empty(table, names)
+        return found
 
     @cached_property
     def domain_codes(self) -> Array:
@@ -329,6 +264,13 @@ class Content:
         codes = np.empty(self.table.rows, np.int64)
         codes[self.domains.indices] = np.repeat(np.arange(len(self.domains)), self.domains.sizes)
         return codes
+
+    @cached_property
+    def classes_alone(self) -> list[dict[str, Any]]:
+        """Classes that occur in one domain only."""
+        if self.target is None or self.domains is None:
+            return []
+        return audit.classes_of_one_domain(self.target, self.domain_codes, self.domains.names)
 
     @cached_property
     def report(self) -> list[dict[str, Any]]:
@@ -340,16 +282,15 @@ class Content:
             for name, line in found.items():
                 result[name]["warnings"].append(line)
         for role, name in [*((DROPPED, name) for name in self.drop), *self.roles.items()]:
-            names_of_cells, codes = self.table[name].categories()
-            result[name] = {
-                "column": name,
-                "kind": role,
-                "missing": int((codes < 0).sum()),
-                "distinct": len(names_of_cells),
-                "examples": [str(n) for n in names_of_cells[:3]],
-                "becomes": {"label": "the target", "domain": "the domain"}.get(role, "not a feature"),
-                "warnings": [],
-            }
+            column, becomes = self.table[name], {"label": "the target", "domain": "the domain"}
+            about = ColumnType(
+                name,
+                role,
+                missing=int(column.series.isna().sum()),
+                distinct=len(column.distinct),
+                examples=tuple(column.distinct[:3]),
+            )
+            result[name] = about.report() | {"becomes": becomes.get(role, "not a feature")}
         return [result[name] for name in self.table if name in result]
 
     @cached_property
@@ -362,13 +303,13 @@ class Content:
             remarks.append(f"group {self.roles['group']!r} is different in every row, so it has no effect")
         if self.target is None or self.domains is None:
             return remarks
-        domain = self.domain_codes
         remarks += [self.target.note] if self.target.names and self.target.note else []
-        remarks += audit.in_words(audit.classes_of_one_domain(self.target, domain, self.domains.names))
+        remarks += audit.in_words(self.classes_alone)
         remarks += audit.near_equal(self.target.names, "labels")
         remarks += audit.near_equal(self.domains.names, "domains")
         if "group" not in self.roles:
-            remarks += audit.repeated_rows(self.table, [*self.types, self.roles["label"]], domain)
+            columns = [*self.types, self.roles["label"]]
+            remarks += audit.repeated_rows(self.table, columns, self.domain_codes)
         return remarks
 
     def described(self) -> dict[str, Any]:
@@ -380,37 +321,28 @@ class Content:
             sizes = zip(self.domains.names, self.domains.sizes.tolist(), strict=True)
             found["domains"] = [{"domain": name, "rows": rows} for name, rows in sizes]
         if self.target is not None and self.domains is not None:
-            for each, domain in zip(found["domains"], range(len(self.domains)), strict=True):
-                own = self.target.values[self.domains.indices_of(domain)]
+            for number, each in enumerate(found["domains"]):
+                own = self.target.values[self.domains.indices_of(number)]
                 if self.target.names:
                     counts = np.bincount(own, minlength=len(self.target.names)).tolist()
                     each["classes"] = dict(zip(self.target.names, counts, strict=True))
                 else:
                     each |= {"mean": float(own.mean()), "sd": float(own.std())}
-            if self.target.names:
-                own = audit.classes_of_one_domain(self.target, self.domain_codes, self.domains.names)
-                found["classes_of_one_domain"] = own
+            found |= {"classes_of_one_domain": self.classes_alone} if self.target.names else {}
         return found
 
     def notes(self, splits: Mapping[str, Domains], dropped: Mapping[str, str]) -> dict[str, str]:
         """What a reader of the results must know."""
-        assert self.target is not None
-        assert self.domains is not None
-        away = " and ".join(splits["test"].names) if "test" in splits else ""
+        away = f", none of them of {' and '.join(splits['test'].names)}" if "test" in splits else ""
+        rows = ", ".join(f"{len(rows):,} {kind}" for kind, rows in self.dropped_rows.items())
         notes = {
-            "examples": f"columns are scaled by training examples{f', none of them of {away}' * bool(away)}"
+            "examples": f"columns are scaled by training examples{away}",
+            "columns": "; ".join(f"{name!r} {why}" for name, why in dropped.items()),
+            "rows": f"rows left out: {rows}" * bool(rows),
+            "label": self.target.note if self.target else "",
+            "classes": "; ".join(audit.in_words(self.classes_alone)),
         }
-        if dropped:
-            notes["columns"] = "; ".join(f"{name!r} {why}" for name, why in dropped.items())
-        if self.dropped_rows:
-            each = [f"{len(rows):,} {kind}" for kind, rows in self.dropped_rows.items()]
-            notes["rows"] = f"rows left out: {', '.join(each)}"
-        if self.target.note:
-            notes["label"] = self.target.note
-        alone = audit.classes_of_one_domain(self.target, self.domain_codes, self.domains.names)
-        if alone:
-            notes["classes"] = "; ".join(audit.in_words(alone))
-        return notes
+        return {what: note for what, note in notes.items() if note}
 
 
 class TableRows(TensorData):

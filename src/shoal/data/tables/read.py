@@ -1,9 +1,8 @@
 """Tables as pandas DataFrames, from files and from memory.
 
-A column that :func:`read` returns has one of four types: ``float64``, ``bool``, ``datetime64`` without a time
-zone, or text (pandas' ``string``, without spaces at its ends) for everything else. Cells of CSV files are
-text, unless all of them are numbers that can be read in one way only. What other text means is decided for
-the whole column, in :mod:`shoal.data.tables.kinds`.
+A column that :func:`read` returns is ``float64`` where it came as numbers, and text (pandas' ``string``,
+without spaces at its ends) where it did not. What text means is decided for the whole column, in
+:mod:`shoal.data.tables.kinds`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import importlib.util
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,23 +65,15 @@ def read(
         frame = _of_file(path, where, encoding, sheet, skip_rows)
     else:
         where, frame = "the table", _in_memory(source)
-    separator, names = frame.attrs.get("separator", ""), [str(name) for name in frame.columns]
+    names = [str(name) for name in frame.columns]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InputError(f"{where} has two columns named {twice[0]!r}; rename one.")
     if not len(frame):
         raise InputError(f"{where} has no rows.")
-    columns, marks = dict[str, pd.Series](), dict[str, str]()
-    for place, name in enumerate(names):
-        cells = plain(frame.iloc[:, place], name)
-        if cells.dtype == TEXT:
-            for mark in ".,":
-                if (numbers := plain_numbers(cells, mark)) is not None and not _open(cells, mark):
-                    cells, marks[name] = pd.Series(numbers), mark
-                    break
-        columns[name] = cells
-    frame = pd.DataFrame(columns, copy=False)
-    frame.attrs = {"where": where, "separator": separator, "marks": marks}
-    return frame
+    columns = {name: _plain(frame.iloc[:, place], name) for place, name in enumerate(names)}
+    result = pd.DataFrame(columns, copy=False)
+    result.attrs = {"where": where, "separator": frame.attrs.get("separator", "")}
+    return result
 
 
 def need_column(name: str, columns: Iterable[str], what: str) -> str:
@@ -90,12 +81,12 @@ def need_column(name: str, columns: Iterable[str], what: str) -> str:
     name, known = str(name), list(columns)
     if name in known:
         return name
-    there = ", ".join(map(repr, known[:30])) + (", …" if len(known) > 30 else "")
+    listed = ", ".join(map(repr, known[:30])) + (", …" if len(known) > 30 else "")
     near = {each.lower(): each for each in known}
     hint = did_you_mean(name.lower(), near)
     for lower, each in near.items():
         hint = hint.replace(f"{lower!r}?", f"{each!r}?")
-    raise InputError(f"there is no column {name!r} for the {what}.{hint} Columns: {there or 'none'}.")
+    raise InputError(f"there is no column {name!r} for the {what}.{hint} Columns: {listed or 'none'}.")
 
 
 # Files
@@ -130,9 +121,8 @@ def _csv(path: Path, where: str, encoding: str, skip_rows: int) -> pd.DataFrame:
     import pyarrow as pa
     from pyarrow import csv as arrow
 
-    names, separator, above = _header(
-        path, "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding, skip_rows
-    )
+    with_mark = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
+    names, separator, above = _header(path, with_mark, skip_rows)
     if not names:
         raise InputError(f"{where} has no rows; its first line must name the columns.")
     numbered = [str(n) for n in range(len(names))]
@@ -142,27 +132,22 @@ def _csv(path: Path, where: str, encoding: str, skip_rows: int) -> pd.DataFrame:
         wrong.append(row)
         return "error"
 
+    reading = arrow.ReadOptions(
+        skip_rows=above,
+        column_names=numbered,
+        encoding=encoding,
+        block_size=2**24,  # a row must fit
+        use_threads=False,  # only then are rows counted
+    )
+    parsing = arrow.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=ragged)
+    text = arrow.ConvertOptions(column_types=dict.fromkeys(numbered, pa.string()), strings_can_be_null=False)
+    compression = "gzip" if path.suffix.lower() == ".gz" else None
     try:
-        with pa.input_stream(
-            str(path), compression="gzip" if path.suffix.lower() == ".gz" else None
-        ) as stream:
-            table = arrow.read_csv(
-                stream,
-                arrow.ReadOptions(
-                    skip_rows=above,
-                    column_names=numbered,
-                    encoding=encoding,
-                    block_size=2**24,  # a row must fit
-                    use_threads=False,  # only then are rows counted
-                ),
-                arrow.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=ragged),
-                arrow.ConvertOptions(
-                    column_types=dict.fromkeys(numbered, pa.string()), strings_can_be_null=False
-                ),
-            )
+        with pa.input_stream(str(path), compression=compression) as stream:
+            table = arrow.read_csv(stream, reading, parsing, text)
     except pa.ArrowInvalid as error:
         if wrong:
-            (row, *_) = wrong
+            row = wrong[0]
             raise InputError(
                 f"{where}, row {row.number - above}: {row.actual_columns} values, but the first line names "
                 f"{len(names)} columns."
@@ -171,8 +156,8 @@ def _csv(path: Path, where: str, encoding: str, skip_rows: int) -> pd.DataFrame:
             raise InputError(f"{where} has no rows.") from error
         if "invalid UTF8" in str(error):
             number = re.search(r"Row #(\d+)", str(error))
-            row = f" in row {int(number[1]) - above}" if number else ""
-            raise InputError(f"{where} is not UTF-8{row}; set encoding, such as cp1252.") from error
+            at = f" in row {int(number[1]) - above}" if number else ""
+            raise InputError(f"{where} is not UTF-8{at}; set encoding, such as cp1252.") from error
         raise
     frame = table.to_pandas(types_mapper={pa.string(): TEXT}.get)
     frame.columns = pd.Index(names)
@@ -218,13 +203,13 @@ def _excel(path: Path, where: str, sheet: str | int | None, skip_rows: int) -> p
     with pd.ExcelFile(path, engine="openpyxl") as book:
         titles = [str(title) for title in book.sheet_names]
         if sheet is not None and sheet not in (*titles, *range(len(titles))):
-            there = ", ".join(map(repr, titles))
+            known = ", ".join(map(repr, titles))
             raise InputError(
-                f"{where} has no sheet {sheet!r}.{did_you_mean(str(sheet), titles)} Sheets: {there}.", "sheet"
+                f"{where} has no sheet {sheet!r}.{did_you_mean(str(sheet), titles)} Sheets: {known}.", "sheet"
             )
         chosen = sheet if isinstance(sheet, str) else titles[sheet or 0]
-        plain = {"header": None, "dtype": object, "na_filter": False}
-        frame = pd.read_excel(book, sheet_name=chosen, skiprows=skip_rows, **plain)
+        cells = {"header": None, "dtype": object, "na_filter": False}
+        frame = pd.read_excel(book, sheet_name=chosen, skiprows=skip_rows, **cells)
     if sheet is None and len(titles) > 1:
         others = ", ".join(map(repr, titles[1:6]))
         warnings.warn(f"{where}: the sheet {chosen!r} is read; not read: {others} (set sheet).", stacklevel=2)
@@ -247,114 +232,64 @@ def _in_memory(source: Any) -> pd.DataFrame:
         import pyarrow as pa
 
         return pa.table(source).to_pandas(types_mapper=pd.ArrowDtype)
-    if isinstance(source, Mapping):
-        columns = {name: _listed(values, str(name)) for name, values in source.items()}
-        sizes = {len(values): name for name, values in reversed(columns.items())}
-        if len(sizes) > 1:
-            each = ", ".join(f"{name!r} {size:,}" for size, name in list(sizes.items())[::-1][:4])
-            raise InputError(f"the columns have different lengths: {each}.")
-        names = [str(name) for name in columns]
-        frame = pd.DataFrame(dict(enumerate(columns.values())))
-        return frame.set_axis(names, axis=1)
-    raise InputError(
-        f"a table must be a file, a DataFrame or a mapping of columns, got {type(source).__name__}."
-    )
+    if not isinstance(source, Mapping):
+        raise InputError(
+            f"a table must be a file, a DataFrame or a mapping of columns, got {type(source).__name__}."
+        )
+    columns = {str(name): _series(values, str(name)) for name, values in source.items()}
+    if len({len(values) for values in columns.values()}) > 1:
+        each = ", ".join(f"{name!r} {len(values):,}" for name, values in list(columns.items())[:4])
+        raise InputError(f"the columns have different lengths: {each}.")
+    frame = pd.DataFrame(dict(enumerate(columns.values())))  # by number: two may have one name
+    return frame.set_axis([str(name) for name in source], axis=1)
 
 
-def _listed(values: Any, name: str) -> pd.Series:
-    """Values of whatever kind as a series of their own index."""
+def _series(values: Any, name: str) -> pd.Series:
     if isinstance(values, pd.Series):
         return values.reset_index(drop=True)
     values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise InputError(f"column {name!r} has shape {values.shape}; it must have one value per row.")
     if type(values).__module__.startswith("pyarrow"):
         return values.to_pandas(types_mapper=pd.ArrowDtype)
-    if isinstance(values, np.ndarray):
-        return pd.Series(values)
-    return pd.Series(list(values), dtype=object)
+    if not isinstance(values, np.ndarray):
+        return pd.Series(list(values), dtype=object)
+    if values.ndim != 1:
+        raise InputError(f"column {name!r} has shape {values.shape}; it must have one value per row.")
+    return pd.Series(values)
 
 
-def plain(values: Any, name: str = "") -> pd.Series:
-    """A column as one of the four types; see the module."""
-    series = _listed(values, name)
-    kind = pd.api.types.infer_dtype(series, skipna=True)
+def _plain(values: pd.Series, name: str) -> pd.Series:
+    """A column as float64 or text; moments are text in UTC, without zones and nanoseconds."""
+    series = values.reset_index(drop=True)
     if isinstance(series.dtype, pd.CategoricalDtype):
-        return plain(series.astype(series.cat.categories.dtype), name)
-    if kind in ("string", "empty"):
-        return _stripped(series.astype(TEXT))
-    if kind == "boolean":
-        return (
-            series.astype(bool)
-            if not series.isna().any()
-            else series.astype(object).map(str, na_action="ignore").astype(TEXT)
-        )
-    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
-        return _numbers(series, name)
-    if kind in ("datetime64", "datetime", "date"):
-        moments = pd.to_datetime(series.astype(object), utc=True)
-        return moments.dt.tz_localize(None).dt.as_unit("us")
+        series = series.astype(series.cat.categories.dtype)
+    kind = pd.api.types.infer_dtype(series, skipna=True)
     if kind in ("timedelta64", "timedelta"):
         return pd.to_timedelta(series.astype(object)).dt.as_unit("us") / pd.Timedelta(seconds=1)
-    return _texts(series, name)
-
-
-def plain_numbers(cells: pd.Series, mark: str = ".", missing: Sequence[str] = ()) -> np.ndarray | None:
-    """Float64 if every cell is a number as programs write it, with this mark, or one of ``missing``."""
-    import pyarrow as pa
-    from pyarrow import compute as pc
-
-    texts = pa.chunked_array([pa.array(cells, pa.string())])
-    if missing:
-        marked = pc.is_in(pc.utf8_lower(texts), pa.array(missing))
-        texts = pc.if_else(marked, None, texts)
-    if pc.any(pc.match_substring_regex(texts, r"^[+-]?(0[0-9]|[iInN])"), min_count=0).as_py():
-        return None
-    if mark == ",":
-        if not pc.all(pc.match_substring_regex(texts, r"^[+-]?\d*,?\d*$"), min_count=0).as_py():
-            return None
-        texts = pc.replace_substring(texts, ",", ".")
-    try:
-        values = pc.cast(texts, pa.float64()).to_numpy()
-    except pa.ArrowInvalid:
-        return None
-    return None if bool(np.nanmax(np.abs(values), initial=0) > EXACT) else values
-
-
-def _open(cells: pd.Series, mark: str) -> bool:
-    """Whether the mark of 1.234 may be one of thousands, in every cell that has it."""
-    marked = cells[cells.str.contains(mark, regex=False, na=False)]
-    return bool(len(marked)) and bool(marked.str.fullmatch(rf"[+-]?[1-9]\d{{0,2}}[{mark}]\d{{3}}").all())
-
-
-def _numbers(series: pd.Series, name: str) -> pd.Series:
-    numbers = pd.to_numeric(series.astype(object), errors="coerce").astype("Float64").astype(float)
-    whole = series.dtype.kind != "f"
-    return _texts(series, name) if whole and bool(np.nanmax(np.abs(numbers), initial=0) > EXACT) else numbers
-
-
-def _texts(series: pd.Series, name: str) -> pd.Series:
-    """Each cell as a CSV file would have it."""
-    cells = series.astype(object).where(series.notna(), None)
-    for row, cell in enumerate(cells):
-        if isinstance(cell, list | tuple | dict | set | np.ndarray):
-            kind = type(cell).__name__
-            raise InputError(
-                f"column {name!r}, row {row + 1}: a {kind}; a cell must be a number or a string."
-            )
-    return _stripped(cells.map(cell_text, na_action="ignore").astype(TEXT))
-
-
-def _stripped(cells: pd.Series) -> pd.Series:
-    """Text without spaces at its ends; what is empty is missing."""
-    cells = cells.str.strip()
-    return cells.where(cells != "", None)
+    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
+        numbers = series if series.dtype != object else pd.to_numeric(series, dtype_backend="numpy_nullable")
+        numbers = pd.Series(numbers.to_numpy(np.float64, na_value=np.nan))
+        if kind in ("floating", "decimal") or not (numbers.abs() > EXACT).any():
+            return numbers
+    if kind in ("datetime64", "datetime", "date"):
+        moments = pd.to_datetime(series.astype(object), utc=True)
+        series = moments.dt.tz_localize(None).dt.as_unit("us")
+    elif kind not in ("string", "empty"):
+        series = series.astype(object).where(series.notna(), None)
+        if (
+            nested := series.map(lambda cell: isinstance(cell, list | tuple | dict | set | np.ndarray))
+        ).any():
+            row = int(nested.argmax())
+            what = f"column {name!r}, row {row + 1}: a {type(series[row]).__name__}"
+            raise InputError(f"{what}; a cell must be a number or a string.")
+        series = series.map(cell_text, na_action="ignore")
+    texts = series.astype(TEXT).str.strip()
+    return texts.where(texts != "", None)
 
 
 def cell_text(value: Any) -> str:
-    """A value as text: 3.0 and 3 are the same."""
+    """A value as a CSV file has it: 3.0 and 3 are the same."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, float | np.floating):
         return str(int(value)) if value == value // 1 and abs(float(value)) <= EXACT else repr(float(value))
-    return str(value).removesuffix(" 00:00:00") if isinstance(value, pd.Timestamp) else str(value)
+    return str(value)

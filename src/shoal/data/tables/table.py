@@ -1,8 +1,7 @@
-"""A table by columns, each of which is decoded once: its distinct cells, its numbers, its categories."""
+"""The columns of a table, each of which is parsed once: its distinct cells, and what they mean."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -10,130 +9,127 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute as pc
 
-from shoal.data.tables.cells import DAY, MISSING, Format, boolean, date, is_missing, marks, number
-from shoal.data.tables.read import TEXT, cell_text, plain_numbers, read
+from shoal.data.tables import cells
+from shoal.data.tables.cells import Format
+from shoal.data.tables.read import cell_text, read
 from shoal.errors import InputError
 
 Array = NDArray[Any]
-ISO = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?"
-READERS = {
-    "numeric": number,
-    "boolean": lambda text, how: boolean(text),
-    "date": lambda text, how: date(text, how.day_first),
-}
+PARSERS = {"numeric": cells.numbers, "boolean": cells.booleans, "date": cells.dates}
 
 
 class Column:
-    """The cells of a column of one of the types of :mod:`shoal.data.tables.read`."""
+    """A column of float64 (``is_number``) or of text."""
 
-    def __init__(self, cells: pd.Series) -> None:
-        self.cells = cells
-        self.is_number, self.is_date = cells.dtype.kind == "f", cells.dtype.kind == "M"
+    def __init__(self, series: pd.Series) -> None:
+        self.series, self.is_number = series, series.dtype.kind == "f"
         self._values: dict[tuple[str, Format], tuple[Array, dict[str, int]]] = {}
         self._categories: dict[bool, tuple[Array, Array]] = {}
 
     def __len__(self) -> int:
-        return len(self.cells)
+        return len(self.series)
+
+    @property
+    def arrow(self) -> Any:
+        """The cells of a column of text."""
+        return pa.chunked_array(self.series).cast(pa.string()).combine_chunks()
 
     @cached_property
-    def encoded(self) -> tuple[list[str], Array]:
-        """The distinct cells as text, and for each row the place of its own, −1 where there is no cell."""
-        codes, distinct = pd.factorize(self.cells)
-        if not pd.api.types.is_string_dtype(distinct):
-            return [cell_text(value) for value in distinct], codes
-        return distinct.tolist(), codes
+    def encoded(self) -> tuple[Any, Array]:
+        """The distinct cells as an Arrow array of text, and each row's place there, −1 where it is empty."""
+        if self.is_number:
+            codes, distinct = pd.factorize(self.series)
+            return pa.array(map(cell_text, distinct), pa.string()), codes
+        found = self.arrow.dictionary_encode()
+        return found.dictionary, found.indices.fill_null(-1).to_numpy()
+
+    @cached_property
+    def distinct(self) -> list[str]:
+        """The distinct cells as text, in the order of the rows."""
+        texts: list[str] = self.encoded[0].to_pylist()
+        return texts
 
     @cached_property
     def counts(self) -> Array:
         """How many rows have each of the distinct cells."""
-        distinct, codes = self.encoded
-        return np.bincount(codes[codes >= 0], minlength=len(distinct))
+        texts, codes = self.encoded
+        return np.bincount(codes[codes >= 0], minlength=len(texts))
+
+    @cached_property
+    def missing(self) -> Array:
+        """Which of the distinct cells are marks of a missing one."""
+        return cells.is_missing(self.encoded[0])
 
     def texts(self, rows: Array | None = None) -> list[str | None]:
         """The cells as text, ``None`` where there is none."""
-        distinct, codes = self.encoded
-        listed = [*distinct, None]
+        codes, listed = self.encoded[1], [*self.distinct, None]
         return [listed[code] for code in (codes if rows is None else codes[rows]).tolist()]
 
     @cached_property
-    def numbers(self) -> Array | None:
-        """Float64 if every cell is a number, or a mark of a missing one; ``None``: they must be looked at."""
+    def plain(self) -> tuple[Array, str] | None:
+        """Of a column of numbers as programs write them: float64, NaN where missing, and the decimal mark."""
         if self.is_number:
-            return self.cells.to_numpy()
-        return plain_numbers(self.cells, missing=sorted(MISSING)) if self.cells.dtype == TEXT else None
+            return self.series.to_numpy(), "."
+        if (found := cells.plain_numbers(self.arrow)) is not None:
+            return found
+        return cells.plain_numbers(pc.if_else(pa.array(cells.is_missing(self.arrow)), None, self.arrow))
+
+    @cached_property
+    def marks(self) -> dict[str, int]:
+        """What its text shows of the decimal mark (:func:`~shoal.data.tables.cells.marks`)."""
+        if self.plain is None:
+            return cells.marks(cells.numerals(self.encoded[0].filter(pa.array(~self.missing))).body)
+        first, every = (pc.utf8_ltrim(texts, characters="+-") for texts in (self.arrow[:2000], self.arrow))
+        shown = cells.marks(first)
+        return shown if shown["."] or shown[","] else cells.marks(every)
 
     def values(self, kind: str, how: Format) -> tuple[Array, dict[str, int]]:
         """The numbers of a numeric, boolean or date column, NaN where missing; and cells that are none."""
         if (kind, how) not in self._values:
-            self._values[kind, how] = self._read(kind, how)
+            self._values[kind, how] = self._parsed(kind, how)
         return self._values[kind, how]
 
-    def _read(self, kind: str, how: Format) -> tuple[Array, dict[str, int]]:
-        if kind == "numeric" and self.numbers is not None and (self.is_number or how.decimal == "."):
-            infinite = np.isinf(self.numbers)
-            cells = {cell_text(v): int((self.numbers == v).sum()) for v in set(self.numbers[infinite])}
-            return np.where(infinite, np.nan, self.numbers), cells
-        if kind == "date" and (moments := self._moments) is not None:
-            return moments, {}
-        distinct, codes = self.encoded
-        values, wrong = np.full(len(distinct) + 1, np.nan), dict[str, int]()
-        for place, text in enumerate(distinct):
-            if not is_missing(text):
-                value = READERS[kind](text, how)
-                if value is None:
-                    wrong[text] = int(self.counts[place])
-                else:
-                    values[place] = value
-        return values[codes], wrong
-
-    @cached_property
-    def _moments(self) -> Array | None:
-        """Days since 1970-01-01, if all cells are moments, or dates in the form of ISO 8601."""
-        moments = self.cells
-        if not self.is_date:
-            if moments.dtype != TEXT or not moments.str.fullmatch(ISO).all():
-                return None
-            moments = pd.to_datetime(moments, format="ISO8601", utc=True, errors="coerce")
-            if moments.isna().any():
-                return None  # of 31 February
-            moments = moments.dt.tz_localize(None)
-        moments = moments.to_numpy("datetime64[us]")
-        return np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / DAY)
+    def _parsed(self, kind: str, how: Format) -> tuple[Array, dict[str, int]]:
+        if kind == "numeric" and self.is_number:
+            values = self.series.to_numpy()
+            infinite = np.isinf(values)
+            wrong = {cell_text(v): int((values == v).sum()) for v in np.unique(values[infinite])}
+            return np.where(infinite, np.nan, values), wrong
+        if kind == "numeric" and self.plain is not None and self.plain[1] == how.decimal:
+            return self.plain[0], {}
+        texts, codes = self.encoded
+        found = np.where(self.missing, np.nan, PARSERS[kind](texts, how))
+        bad = np.flatnonzero(np.isnan(found) & ~self.missing)
+        return np.append(found, np.nan)[codes], {self.distinct[n]: int(self.counts[n]) for n in bad}
 
     def categories(self, signs: bool | None = None) -> tuple[Array, Array]:
         """The distinct categories and each row's, −1 where missing: 1.0 and 1 are the same category.
 
         ``signs``: whether - is a category; by default if + is one.
         """
-        distinct, codes = self.encoded
-        signs = "+" in distinct if signs is None else signs
+        signs = "+" in self.distinct if signs is None else signs
         if signs not in self._categories:
-            places: dict[str, int] = {}
-            to = np.full(len(distinct) + 1, -1, np.int64)
-            for place, text in enumerate(distinct):
-                if not is_missing(text) or (signs and text == "-"):
-                    to[place] = places.setdefault(_same_number(text), len(places))
-            names = np.empty(len(places), object)
-            names[:] = list(places)
+            texts, codes = self.encoded
+            known = ~self.missing | (np.array([text == "-" for text in self.distinct], bool) & signs)
+            names = np.array(self.distinct, object)[known]
+            decimal = r"[+-]?(?:0|[1-9][0-9]*)?(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?"
+            written = cells.matches(texts, decimal)[known] & cells.matches(texts, ".*[0-9].*")[known]
+            names[written] = [_same_number(text) for text in names[written]]
+            places, names = pd.factorize(names)
+            to = np.full(len(texts) + 1, -1, np.int64)
+            to[:-1][known] = places
             self._categories[signs] = names, to[codes]
         return self._categories[signs]
 
 
-_DECIMAL = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?(e[+-]?\d{1,2})?", re.IGNORECASE)
-
-
 def _same_number(text: str) -> str:
-    """Category 1.0 of one file is category 1 of another."""
-    if not _DECIMAL.fullmatch(text) or not any(c.isdigit() for c in text):
-        return text
-    if text.lstrip("+-").isdigit() and text != "-0":
-        return text.lstrip("+")  # however large
-    try:
-        return cell_text(float(text))
-    except ValueError:
-        return text
+    """Category 1.0 of one file is category 1 of another; whole numbers may be as large as they are."""
+    whole = text.lstrip("+-").isdigit() and text != "-0"
+    return text.lstrip("+") if whole else cell_text(float(text))
 
 
 class Table(Mapping[str, Column]):
@@ -142,10 +138,11 @@ class Table(Mapping[str, Column]):
     def __init__(self, frame: pd.DataFrame, numbers: Array | None = None) -> None:
         self.frame, self.rows = frame, len(frame)
         self.numbers = np.arange(1, self.rows + 1) if numbers is None else numbers
-        self.where, self.separator = frame.attrs.get("where", "the table"), frame.attrs.get("separator", "")
+        self.where: str = frame.attrs["where"]
+        self.separator: str = frame.attrs["separator"]
         self.columns = {name: Column(frame[name]) for name in frame.columns}
-        self.memo: dict[str, Any] = {}
-        """What was found out about it, so that it is found out once."""
+
+    __hash__ = object.__hash__
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
@@ -160,21 +157,18 @@ class Table(Mapping[str, Column]):
         """Some rows, by a mask."""
         if not rows.any():
             raise InputError(f"{self.where} has no rows but those that are dropped (drop_rows).")
-        frame = self.frame[rows].reset_index(drop=True)
-        return Table(frame, self.numbers[rows])
+        return Table(self.frame[rows].reset_index(drop=True), self.numbers[rows])
 
     @cached_property
-    def marks(self) -> dict[str, int]:
-        """How many cells show that the decimal mark of this table is a point, and how many a comma."""
-        shown = {".": 0, ",": 0}
+    def decimal(self) -> str:
+        """The decimal mark that most cells show, if any does; else empty."""
+        point = comma = 0
         for column in self.values():
             if column.is_number:
-                mark = self.frame.attrs["marks"].get(column.cells.name, ".")
-                shown[mark] += int((column.cells[:2000] % 1 > 0).sum())
-            elif column.cells.dtype == TEXT:
-                found = marks(text for text in column.encoded[0][:2000] if not is_missing(text))
-                shown = {mark: count + found[mark] for mark, count in shown.items()}
-        return shown
+                point += int((column.series[:2000] % 1 > 0).sum())
+            else:
+                point, comma = point + column.marks["."], comma + column.marks[","]
+        return "," if comma > point else "." * (point > 0)
 
 
 def as_table(source: Any, **reading: Any) -> Table:
@@ -193,7 +187,7 @@ def as_table(source: Any, **reading: Any) -> Table:
     return _file(path, about.st_mtime_ns, about.st_size, tuple(sorted(reading.items())))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _file(path: Path, modified: int, size: int, reading: tuple[tuple[str, Any], ...]) -> Table:
     return Table(read(path, **dict(reading)))
 
