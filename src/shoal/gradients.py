@@ -377,7 +377,7 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`: losses (S,), the mean gradient, the measure and its gradient."""
+    """The result of :func:`match`: losses (S,), mean gradient, value of the measure and its slope."""
 
     losses: Tensor
     mean: Gradient
