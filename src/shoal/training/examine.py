@@ -138,13 +138,13 @@ def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatc
     names, each = data.splits["train"].names, sampler.domains_per_step
     if algorithm.min_domains < 2:
         return
-    least, why = 1 if sampler.draw == "regrouped" else 2, f"{type(algorithm).__name__} compares domains"
-    if len(names) < least:
+    why = f"{type(algorithm).__name__} compares domains"
+    if len(names) < 2:
         raise InputError(
             f"{why} and there is only one to train on ({names[0]!r}); give at least two, or train with 'erm'."
         )
-    if not least <= each <= len(names):
-        raise InputError(f"{why}; domains_per_step={each} must be from {least} to {len(names)}.")
+    if not 2 <= each <= len(names):
+        raise InputError(f"{why}; domains_per_step={each} must be from 2 to {len(names)}.")
 
 
 def scored_splits(found: Examined, splits: Sequence[str]) -> list[str]:
