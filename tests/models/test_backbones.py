@@ -18,8 +18,7 @@ from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run, start_from
 from shoal.models import FeatureModel, build, freeze_batchnorm, options_of
-from shoal.models.backbones import Backbone
-from shoal.models.weights import fitting
+from shoal.models.backbones import Backbone, fitting
 
 pytestmark = pytest.mark.usefixtures("timm")
 SMALL = (3, 32, 32)
