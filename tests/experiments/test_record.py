@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,16 @@ def made(config: RunConfig = TINY, **changes: Any) -> RunRecord:
     return replace(record, **changes)
 
 
-def test_label_order_and_defaults_are_no_part_of_the_identity() -> None:
+def test_the_identity_is_that_of_what_decides_the_result() -> None:
+    """Labels, the order of options and defaults do not count."""
     named = replace(TINY, label="Row 1")
-    assert named.identity == TINY.identity
-    assert (named.name, TINY.name) == ("Row 1", "erm")
+    assert (named.identity, named.name, TINY.name) == (TINY.identity, "Row 1", "erm")
     config = replace(TINY, data_options={"domains": 10, "size": 32})
     assert config.identity == replace(config, data_options={"size": 32, "domains": 10}).identity
     short = RunConfig("linear", "erm", 4)
-    assert RunConfig(**{f.name: getattr(short, f.name) for f in fields(RunConfig)}).identity == short.identity
+    assert RunConfig.from_dict(short.to_dict()).identity == short.identity
     known = json.dumps({"algorithm": "erm", "dataset": "linear", "steps": 4}, sort_keys=True)
     assert short.identity == hashlib.sha256(known.encode()).hexdigest()[:16]
-
-
-def test_other_fields_are() -> None:
     changes: dict[str, Any] = {"dataset": "cdsprites", "algorithm": "fish", "steps": 5, "lr": 0.25, "seed": 7}
     changes |= {"data_options": {"per_domain": 200}, "settings": {"a": 1}, "optimizer": "adam"}
     changes |= {"holdout": 0.2, "protocol": {"held_out": ["a"], "trial": 0}}
@@ -62,8 +59,6 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump_yaml({"run": config.to_dict()}))
     assert read_config(tmp_path) == config
     assert read_config(tmp_path).identity == config.identity
-    with pytest.raises(InputError, match=r"'stepz'\. Did you mean 'steps'"):
-        RunConfig.from_dict({"dataset": "linear", "algorithm": "erm", "stepz": 4})
 
 
 ABOUT = {"held_out": ["0°"], "seed": 0}
@@ -73,23 +68,22 @@ ABOUT = {"held_out": ["0°"], "seed": 0}
     ("changes", "named"),
     [
         ({"optimizer": "adm"}, "optimizer"),
-        ({"schedule": "step:2:5"}, "schedule"),
         ({"seed": 0.5}, "seed"),
         ({"protocol": ABOUT, "holdout": 0.2}, "holdout"),
         ({"protocol": ABOUT, "data_options": {"held_out": "0°"}}, "held_out"),
+        ({"stepz": 4}, r"'stepz'\. Did you mean 'steps'"),
     ],
     ids=str,
 )
 def test_wrong_values_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
-        replace(TINY, **changes)
+        RunConfig.from_dict(TINY.to_dict() | changes)
 
 
 def test_a_record_survives_its_file(tmp_path: Path) -> None:
     matrix = [[1, None], [None, 0.5]]
     points = (
         {"step": 1, "domains": ["a", "b"], "mean_cosine": None, "sign_agreement": 1, "matrix": matrix},
-        {"step": 2, "matrix": {"domains": ["a", "b"], "values": matrix}},
         {"step": 3, "mean_cosine": 0.5, "layers": {"a": None}},
     )
     score = {"metric": "r", "average": None, "domains": {"a": None}, "metrics": {"x": None}, "selects": "x"}
@@ -111,8 +105,6 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
         ({"selected": 2}, "selected is 2"),
         ({"surprise": 1}, "surprise"),
         ({"config": {"steps": 3}}, "config"),
-        ({"agreement": [None]}, "agreement.0"),
-        ({"history": []}, "of 0 measurements"),
         ({"history": ["x"]}, "history.0"),
         ({"history": [{"step": 2, "passes": 2, "loss": 1, "scores": {"test": None}}]}, "scores.test"),
         ({"schema": 99}, "newer version of Shoal, schema 99.*update Shoal"),
@@ -134,7 +126,6 @@ def test_scores_and_curves() -> None:
     assert record.headline == ("accuracy", 0.8)
     assert (record.measure("test", "AUC"), record.measure("test", "r")) == (0.5, None)
     assert record.measure("test", "accuracy", last=True) == 0.75
-    assert made(history=()).measure("test", "AUC") is None
     with pytest.raises(InputError, match=r"measure 'auc'.*Known: AUC, accuracy, r"):
         record.measure("test", "auc")
     with pytest.raises(InputError, match=r"split 'tst'\. Did you mean 'test'"):

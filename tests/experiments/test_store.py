@@ -18,7 +18,7 @@ from test_record import TINY, made
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord
+from shoal.experiments.record import PYTHON, RunRecord
 from shoal.experiments.store import Store
 
 CONFIGS = [TINY, replace(TINY, algorithm="fish", label="Fish"), replace(TINY, seed=1)]
@@ -95,9 +95,8 @@ with Store(sys.argv[1]).lock(RunConfig.from_dict({config!r}), lambda: None):
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     """Although a process that it forked lives on."""
     store, waits = Store(tmp_path), list[float]()
-    code = HOLDER.format(config=TINY.to_dict())
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "start_new_session": True}
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], **pipes)
+    command = [sys.executable, "-c", HOLDER.format(config=TINY.to_dict()), str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
@@ -121,17 +120,15 @@ FISH = RunConfig("digits", "fish", 200, settings={"meta_lr": 0.5}, lr=0.01, labe
 
 
 def measured(config: RunConfig = ERM, test: float = 0.5, **changes: Any) -> RunRecord:
-    def scores(test: float) -> dict[str, Any]:
+    def point(step: int, test: float) -> dict[str, Any]:
         values = {"train": (0.9, "ab"), "validation": (0.8, "ab"), "test": (test, ["15°"])}
-        return {
+        scores = {
             split: {"metric": "accuracy", "average": 0.1, "domains": dict.fromkeys(names, value)}
             for split, (value, names) in values.items()
         }
+        return {"step": step, "passes": step, "loss": 1.0, "scores": scores}
 
-    history = (
-        {"step": 50, "passes": 50, "loss": 1.0, "scores": scores(test)},
-        {"step": 100, "passes": 100, "loss": 0.5, "scores": scores(test / 2)},
-    )
+    history = (point(50, test), point(100, test / 2))
     record = RunRecord(config, "finished", history, 0, "best on validation", 1.5, {"device": "cpu"})
     return replace(record, **changes)
 
@@ -147,7 +144,6 @@ def test_a_row_has_settings_and_scores(tmp_path: Path) -> None:
     expected = {
         **{"dataset": "digits", "algorithm": "fish", "name": "Fish", "held_out": "15°", "seed": 0},
         **{"status": "finished", "metric": "accuracy", "step": 50, "steps": 200, "lr": 0.01},
-        **{"batch_size": 32, "rule": "best on validation", "seconds": 1.5, "device": "cpu"},
         **{"test": 0.5, "test_last": 0.25, "validation": 0.8, "train": 0.9, "test.15°": 0.5, "train.b": 0.9},
         **{"settings.meta_lr": 0.5, "identity": FISH.identity, "path": f"{FISH.identity}.json"},
     }
@@ -155,28 +151,32 @@ def test_a_row_has_settings_and_scores(tmp_path: Path) -> None:
 
 
 def test_stores_and_run_folders_at_any_depth_in_a_fixed_order(tmp_path: Path) -> None:
-    """Of several records of a run the newest counts; runs that diverged or failed have no scores."""
+    """Of several records of a run the newest counts; runs that diverged or failed have no scores.
+
+    The data of `fit` are not recorded, so that equal options do not make two of its runs the same.
+    """
     save(tmp_path / "compare" / "runs", measured(replace(ERM, seed=1)))
     labelled = replace(ERM, label="plain")  # a label makes no other run
     for name, config, test, at in (("old", ERM, 0.1, 1), ("new", labelled, 0.3, 3), ("mid", ERM, 0.2, 2)):
         save(tmp_path / name, measured(config, test))
         os.utime(Store(tmp_path / name).path(ERM), (at, at))
+        save(tmp_path / name, measured(RunConfig(PYTHON, "z", 4), test))
     save(tmp_path / "a", measured(replace(FISH, seed=1), status="diverged", error="the loss is nan"))
     save(tmp_path / "a", measured(replace(FISH, seed=3), test=math.nan))
     Store(tmp_path / "a").fail(replace(FISH, seed=2), "RuntimeError: no memory")
     path = tmp_path / "seeds" / "seed-2" / "record.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(measured(replace(ERM, seed=2)).to_dict()))
-    for other in ("seeds.json", "x.plan.json", "compare-x.json"):
+    for other in ("seeds.json", "compare-x.json"):
         (tmp_path / other).write_text("[]")
     frame = Store(str(tmp_path)).frame()
-    names = [["Fish", 1], ["Fish", 3], ["Fish", 2], ["erm", 1], ["erm", 2], ["plain", 0]]
+    names = [["Fish", 1], ["Fish", 3], ["Fish", 2], ["erm", 1], ["erm", 2], ["plain", 0], *[["z", 0]] * 3]
     assert frame[["name", "seed"]].values.tolist() == names
     assert frame["path"].iloc[4] == "seeds/seed-2/record.json"
-    assert frame["status"].tolist() == ["diverged", "finished", "failed", "finished", "finished", "finished"]
-    assert frame["test"].isna().tolist() == [True, True, True, False, False, False]
-    assert frame["validation"].isna().tolist() == [True, False, True, False, False, False]
-    assert (frame["error"][2], frame["test"].iloc[-1]) == ("RuntimeError: no memory", 0.3)
+    assert frame["status"].tolist()[:4] == ["diverged", "finished", "failed", "finished"]
+    assert frame["test"].isna().tolist() == [True] * 3 + [False] * 6
+    assert frame["validation"].isna().tolist() == [True, False, True] + [False] * 6
+    assert (frame["error"][2], frame["test"].iloc[5]) == ("RuntimeError: no memory", 0.3)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps(measured().to_dict() | {"schema": 99})])
@@ -194,3 +194,5 @@ def test_files_that_are_no_records_are_named(content: str, tmp_path: Path) -> No
     assert frame["algorithm"].tolist() == ["fish"]
     (warning,) = caught
     assert all(str(path) in str(warning.message) for path in (store.path(TINY), tmp_path / "a/record.json"))
+    with pytest.raises(InputError, match=r"there is no folder '.*nowhere'"):
+        Store(tmp_path / "nowhere").frame()

@@ -37,8 +37,8 @@ class Report(Result):
     html: str
 
     def __str__(self) -> str:
-        found = f"Runs: {self.runs:,}. Missing, failed or unreadable: {len(self.notes):,}."
-        return f"{found} Saved in {self.path} ({len(self.html) / 1e6:.1f} MB)."
+        left = f"; {len(self.notes):,} missing, failed or unreadable" * bool(self.notes)
+        return f"Report{f' on {self.runs:,} runs' * bool(self.runs)}{left}. Saved in {self.path}."
 
     def _repr_html_(self) -> str:
         frame = f'<iframe srcdoc="{escape(self.html)}" width="100%" height="700" style="border: 0"></iframe>'

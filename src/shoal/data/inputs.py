@@ -176,7 +176,7 @@ class Tables(Reader):
             need_column(name, table, f"model in {table.where}")
         if unused := [repr(name) for name in table if name not in self.encoder.names]:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-            self.notes.append(f"columns not used: {', '.join(unused[:5])}{more}.")
+            self.notes.append(f"Columns not used: {', '.join(unused[:5])}{more}.")
         self.warnings += (unknown := self.encoder.unknown(table).notes())
         self.notes += unknown
         x = torch.from_numpy(self.encoder.transform(table, np.arange(table.rows)))

@@ -46,12 +46,12 @@ from shoal.models.feature_model import FeatureModel
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.calibration import calibration as calibration_of
 from shoal.training.callbacks import Point
-from shoal.training.card import with_card
+from shoal.training.card import about, with_card
 from shoal.training.evaluate import Scores, scored
 from shoal.training.folder import RunFolder
 from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
 from shoal.training.processes import Processes
-from shoal.training.summary import about, environment, surroundings
+from shoal.training.summary import environment, surroundings
 
 Array = NDArray[Any]
 
@@ -91,6 +91,8 @@ TREES, EVALUATED = 200, 20
 class where there are more than two."""
 ON_CARD = ("dataset", "algorithm", "label", "data_options", "settings", "metric", "select")
 """Of a configuration; the rest has no part in a baseline, the seed included."""
+KINDS = ("classification", "ordinal", "regression")
+"""Tasks for which there are baselines."""
 BATCH = 256
 """Texts that are tokenised together."""
 ONE_THREAD = 20_000
@@ -102,12 +104,13 @@ def names(classes: int | None) -> tuple[str, ...]:
     return MAJORITY, RIDGE if classes is None else LOGISTIC, BOOSTING
 
 
-def possible(data: DomainData, own: bool) -> tuple[str, ...]:
+def possible(data: DomainData, user_data: bool) -> tuple[str, ...]:
     """The baselines of a comparison on these data; ``own``: a file or folder of the user's."""
     if applies(data):
         return names(data.classes)
-    text = isinstance(data.examples, TextExamples)
-    if not (own or text) or labels_alone(data) is None:
+    text, labels = isinstance(data.examples, TextExamples), data.examples.known_labels()
+    one_each = labels is not None and labels.ndim == 1 and data.task.kind in KINDS
+    if not (user_data or text) or not one_each:
         return ()
     return names(data.classes)[:2] if text or isinstance(data.examples, ImageFiles) else (MAJORITY,)
 
@@ -116,15 +119,6 @@ def applies(data: DomainData) -> bool:
     """Whether examples are rows of numbers in memory."""
     examples = data.examples
     return len(data.input_shape) == 1 and isinstance(examples, TensorData) and examples.x.is_floating_point()
-
-
-def labels_alone(data: DomainData) -> DomainData | None:
-    """The same examples without inputs, for a constant prediction; ``None`` where labels are not known."""
-    labels, kinds = data.examples.known_labels(), ("classification", "ordinal", "regression")
-    if labels is None or labels.ndim != 1 or data.task.kind not in kinds:
-        return None
-    y = torch.from_numpy(labels)
-    return replace(data, examples=TensorData(torch.zeros(len(y), 1), y), input_shape=(1,))
 
 
 class Inputs(NamedTuple):
@@ -209,8 +203,8 @@ def check_baseline(config: RunConfig) -> None:
 def run(config: RunConfig) -> RunRecord:
     """Fit to the training examples and evaluate in every split."""
     data = _data(config)
-    if config.algorithm == MAJORITY and not applies(data):
-        data = labels_alone(data) or data
+    if config.algorithm == MAJORITY and not applies(data) and (y := data.examples.known_labels()) is not None:
+        return _run(config, data, Inputs(np.zeros((len(y), 1)), y))[0]
     return _run(config, data, inputs_of(config, data))[0]
 
 
@@ -245,14 +239,12 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         for line in lines:
             run_folder.log({**line, "seconds": record.seconds})
         network = model.network(data, inputs) if isinstance(model, Linear) else model
-        recipe, shape = getattr(network, "recipe", None), list(data.input_shape)
-        numbers = "" if isinstance(data.examples, TextExamples) else "float32"
-        content, files = about(data, network, recipe, data.classes, shape, numbers)
+        recipe = getattr(network, "recipe", None)
+        content, files = about(data, network, data.task, recipe, calibration)
         if isinstance(network, BoostedBaseline):
             content["model"] = {"name": config.algorithm, "known": network.known}
             files[FILE] = network.content
         weights = network.state_dict()
-        content |= {"calibration": calibration, "task": data.task.kind}
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
         files = with_card(content, files, data, plain, shown)
         sums = run_folder.finish(weights, plain, lambda: files)

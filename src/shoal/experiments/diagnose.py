@@ -108,19 +108,19 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
         raise InputError(f"there is one domain, {every.names[0]!r}; at least two are required.")
     distinct = every.examples()
     overlapping = len(every.indices) - len(distinct)
-    own = every.filter(assigning_entries(every)) if overlapping else every
-    large = np.flatnonzero(own.sizes >= LEAST)
+    domains = every.filter(assigning_entries(every)) if overlapping else every
+    large = np.flatnonzero(domains.sizes >= LEAST)
     if len(large) < 2:
         raise InputError(
-            f"of {len(own)} domains {len(large) or 'none'} has at least {LEAST} examples of its own; "
+            f"of {len(domains)} domains {len(large) or 'none'} has at least {LEAST} examples of its own; "
             "a diagnosis compares at least two of that size."
         )
     rng = np.random.default_rng(seed)
     picked = np.sort(rng.permutation(large)[:most])
     caps = np.arange(LEAST, max(examples, LEAST * len(picked)) + 1)  # of a domain, so that all are within it
-    fits = np.minimum(own.sizes[picked][:, None], caps).sum(0) <= caps[-1]
-    taken = np.minimum(own.sizes[picked], caps[fits][-1])
-    drawn = [rng.permutation(own.indices_of(int(d)))[:n] for d, n in zip(picked, taken, strict=True)]
+    fits = np.minimum(domains.sizes[picked][:, None], caps).sum(0) <= caps[-1]
+    taken = np.minimum(domains.sizes[picked], caps[fits][-1])
+    drawn = [rng.permutation(domains.indices_of(int(d)))[:n] for d, n in zip(picked, taken, strict=True)]
     index = np.concatenate(drawn).astype(np.int64)
     with seeded(seed):
         inputs, y = data.examples.evaluation().batch(index)[:2]
@@ -137,11 +137,13 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
         domains=np.repeat(np.arange(len(picked)), taken),
         entities=np.arange(len(index)) if data.entities is None else data.entities[index],
         columns=[column for column in columns_of(data, inputs) if x[:, list(column.features)].any()],
-        names=[own.names[d] for d in picked],
-        sizes=[int(own.sizes[d]) for d in picked],
+        names=[domains.names[d] for d in picked],
+        sizes=[int(domains.sizes[d]) for d in picked],
         class_names=data.class_names,
         about={
-            "too_small": {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
+            "too_small": {
+                domains.names[d]: int(domains.sizes[d]) for d in np.flatnonzero(domains.sizes < LEAST)
+            },
             "not_drawn": len(large) - len(picked),
             "examples_in_all": len(distinct),
             "overlapping": overlapping,
@@ -203,28 +205,30 @@ def shifts(sample: Sample, seed: int) -> tuple[list[Test], dict[str, Any]]:
     groupings = permuted(sample.domains, units, (seed, 1))
     labels = tests.label_test(sample, groupings)
     inputs = tests.domain_test("inputs", smooth(x, seed), groupings, folds)
-    usual = (one_hot(units).T @ codes).argmax(1)  # the most frequent label of a unit
+    most_frequent = (one_hot(units).T @ codes).argmax(1)  # the most frequent label of a unit
     joint = smooth(np.hstack([x, *(x * label[:, None] for label in codes.T)]), seed)
-    within = permuted(sample.domains, units, (seed, 2), usual)
-    given = tests.domain_test("inputs within labels", joint, within, folds)
+    within = permuted(sample.domains, units, (seed, 2), most_frequent)
+    within_labels = tests.domain_test("inputs within labels", joint, within, folds)
     relation, relation_p, overlap = tests.relation_test(sample, folds, offsets=labels.p <= LEVEL, seed=seed)
     found = {"relation_p": relation_p, "overlap": overlap, "relation_tested": relation.deviation > 0}
     if not sample.columns:
-        return [labels, inputs, given, relation], found
+        return [labels, inputs, within_labels, relation], found
     columns, found["column_shares"], found["column_p"] = tests.column_test(sample, groupings)
-    return [labels, inputs, given, columns, relation], found
+    return [labels, inputs, within_labels, columns, relation], found
 
 
 def described_domains(sample: Sample) -> list[dict[str, Any]]:
     """Size and labels of each domain: shares of classes, or mean and standard deviation."""
     found = []
     for d, (name, size) in enumerate(zip(sample.names, sample.sizes, strict=True)):
-        own = sample.labels[sample.domains == d]
-        labels = {"mean": float(own.mean()), "sd": float(own.std(ddof=1))}
+        values = sample.labels[sample.domains == d]
+        labels = {"mean": float(values.mean()), "sd": float(values.std(ddof=1))}
         if sample.classes is not None:
-            labels = {_label(sample, c): float(np.mean(own == c)) for c in np.unique(sample.labels)}
+            labels = {_label(sample, c): float(np.mean(values == c)) for c in np.unique(sample.labels)}
         entities = len(np.unique(sample.entities[sample.domains == d]))
-        found.append({"name": name, "size": size, "taken": len(own), "entities": entities, "labels": labels})
+        found.append(
+            {"name": name, "size": size, "taken": len(values), "entities": entities, "labels": labels}
+        )
     return found
 
 
@@ -240,10 +244,10 @@ def described_columns(
     classes = classes[1:] if len(classes) == 2 else classes  # of two classes, the second
     targets = sample.labels[:, None] == classes if len(classes) else sample.targets
     domains = [sample.domains == d for d in range(len(sample.names))]
-    certain = np.sqrt([max(len(np.unique(sample.entities[own])) - 3, 0) for own in domains])
+    certain = np.sqrt([max(len(np.unique(sample.entities[rows])) - 3, 0) for rows in domains])
     for n, column in enumerate(sample.columns):
         x = sample.x[:, list(column.features)]
-        correlations = np.array([_correlations(x[own], targets[own]) for own in domains])
+        correlations = np.array([_correlations(x[rows], targets[rows]) for rows in domains])
         feature, label = np.unravel_index(correlations.var(0).argmax(), correlations.shape[1:])
         cells = correlations[:, feature, label]  # where it varies most
         z = np.arctanh(np.clip(cells, -0.999999, 0.999999)) * certain
@@ -274,14 +278,14 @@ def _correlations(x: Array, y: Array) -> Array:
 
 def _differs_most(x: Array, domains: Sequence[Array], column: Column, names: Sequence[str]) -> dict[str, Any]:
     """The domain and the feature that differ most from the rest, in level or in spread (of |ln ratio|)."""
-    sides = [[x[own], x[~own]] for own in domains]
+    sides = [[x[rows], x[~rows]] for rows in domains]
     level, spread = (np.array([[of(side, 0) for side in pair] for pair in sides]) for of in (np.mean, np.std))
     ratio = np.diff(np.log(np.maximum(spread, 1e-3)), axis=1) / 2
     sizes = np.abs(np.stack([np.diff(level, axis=1), ratio]))
     measure, d, _, n = np.unravel_index(sizes.argmax(), sizes.shape)
     here, elsewhere = (spread if measure else level)[d, :, n].round(6).tolist()
-    about = {"domain": names[d], "part": column.parts[n], "measure": ("mean", "sd")[measure]}
-    return about | {"here": here, "elsewhere": elsewhere}
+    result = {"domain": names[d], "part": column.parts[n], "measure": ("mean", "sd")[measure]}
+    return result | {"here": here, "elsewhere": elsewhere}
 
 
 # ERM
@@ -321,9 +325,9 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
     first = {name: scores(model, random[0], every) for name, model in models.items()}
     best = max(first, key=lambda name: float(first[name].mean()))
     low = mean_interval(first[best] - constant, entities).low
-    about = {"name": best, "score": float(first[best].mean()), "constant": float(constant.mean())}
+    summary = {"name": best, "score": float(first[best].mean()), "constant": float(constant.mean())}
     if low is None or low <= 0:
-        return {"model": {**about, "learned": False}, "gaps": [], "average": None}
+        return {"model": {**summary, "learned": False}, "gaps": [], "average": None}
 
     def by_domain(values: Array) -> Array:
         """Means over the rows of each domain, and over domains."""
@@ -335,13 +339,13 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
     without = scores(model, domains, every)
     for number, groups in enumerate(random):
         half = np.random.default_rng((seed, number)).permutation(entities.max() + 1)[entities] % 2 == 0
-        pair = (scores(model, groups, own) - scores(model, domains, own) for own in (half, ~half))
+        pair = (scores(model, groups, rows) - scores(model, domains, rows) for rows in (half, ~half))
         halves.append(by_domain(np.subtract(*pair)) ** 2 / 4)
     of_entities, freedom = [], []
-    for own in (domains == d for d in range(count)):
-        se = mean_interval((within - without)[own], entities[own]).se
+    for rows in (domains == d for d in range(count)):
+        se = mean_interval((within - without)[rows], entities[rows]).se
         of_entities.append(math.inf if se is None else se**2)
-        freedom.append(max(len(np.unique(entities[own])) - 1, 1))
+        freedom.append(max(len(np.unique(entities[rows])) - 1, 1))
     variance = np.append(of_entities, np.mean(of_entities) / count) + np.mean(halves, 0) / 2
     reach = np.sqrt(variance) * [t_limit(0.95, dof) for dof in (*freedom, sum(freedom))]
     found = []
@@ -350,7 +354,7 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
         ends = (a - b - half, a - b + half) if math.isfinite(half) else (None, None)
         gap = {"name": name, "in_domain": a, "held_out": b, "gap": a - b}
         found.append(gap | {"low": ends[0], "high": ends[1]})
-    return {"model": {**about, "learned": True}, "gaps": found[:-1], "average": found[-1]}
+    return {"model": {**summary, "learned": True}, "gaps": found[:-1], "average": found[-1]}
 
 
 def _scores(guess: Array, targets: Array) -> Array:

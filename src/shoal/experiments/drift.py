@@ -108,10 +108,10 @@ def column_drift(
         both = np.column_stack([missing, 1 - missing]) * independent[:, None]
         if abs(missing[1] - missing[0]) >= SMALLEST_MISSING and _same_shares(both) < level:
             flags.append("missing")
-        about: dict[str, Any] = {"missing": (float(missing[0]), float(missing[1])), "flags": tuple(flags)}
-        about["new_categories"] = dict(Counter(unseen.get(name, {})).most_common(10))
-        about["unparsed"] = sum(unparsed.get(name, {}).values())
-        found.append(ColumnDrift(name, str(then["kind"]), **about, **values))
+        fields: dict[str, Any] = {"missing": (float(missing[0]), float(missing[1])), "flags": tuple(flags)}
+        fields["new_categories"] = dict(Counter(unseen.get(name, {})).most_common(10))
+        fields["unparsed"] = sum(unparsed.get(name, {}).values())
+        found.append(ColumnDrift(name, str(then["kind"]), **fields, **values))
 
     def order(one: ColumnDrift) -> tuple[Any, ...]:
         return not one.flags, -max(one.distance or 0, abs(one.missing[1] - one.missing[0])), one.column
@@ -122,8 +122,8 @@ def column_drift(
 def _categories(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
     shares = np.array([[summary["shares"].get(c, 0.0) for c in then["shares"]] for summary in (then, now)])
     shares = np.column_stack([shares, np.maximum(1 - shares.sum(1), 0)])  # the last: new categories
-    about = {"psi": stability(shares, counts), "p": _same_shares(shares * counts[:, None])}
-    return about | {"distance": float(np.abs(shares[1] - shares[0]).sum() / 2), "new": float(shares[1, -1])}
+    result = {"psi": stability(shares, counts), "p": _same_shares(shares * counts[:, None])}
+    return result | {"distance": float(np.abs(shares[1] - shares[0]).sum() / 2), "new": float(shares[1, -1])}
 
 
 def _numbers(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:

@@ -127,11 +127,11 @@ class Runs:
                 self.resumed.setdefault(path.stem, steps[path.stem])
         if self.started is None and any(steps.values()):
             self.started = time.monotonic()
-        means = {algorithm: statistics.fmean(own) for algorithm, own in self.paces.items()}
-        usual = statistics.fmean(means.values()) if means else 1.0
+        means = {algorithm: statistics.fmean(pace) for algorithm, pace in self.paces.items()}
+        overall = statistics.fmean(means.values()) if means else 1.0
 
         def work(config: RunConfig, count: int) -> float:
-            return count * means.get(config.algorithm, usual)
+            return count * means.get(config.algorithm, overall)
 
         done = sum(work(config, config.steps) for config in self.ended)
         done += sum(work(left[name], step - self.resumed[name]) for name, step in steps.items())

@@ -110,16 +110,16 @@ def out_splits(domains: Domains, seed: int) -> NDArray[np.bool_]:
     """
     decided, out = np.zeros((2, int(domains.indices.max()) + 1), dtype=bool)
     for number in np.argsort(domains.sizes, kind="stable"):
-        name, own = domains.names[number], domains.indices_of(int(number))
-        free = own[~decided[own]]
+        name, rows = domains.names[number], domains.indices_of(int(number))
+        free = rows[~decided[rows]]
         if len(free):
             digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
             place = permute(key(SPLIT, seed, digest), len(free), np.arange(len(free)))
             out[free] = place < max(1, int(OUT * len(free)))
             decided[free] = True
-        if out[own].all() or not out[own].any():
+        if out[rows].all() or not out[rows].any():
             raise InputError(
-                f"domain {name!r} cannot be split into 80 % and 20 %: it has {len(own)} examples, "
+                f"domain {name!r} cannot be split into 80 % and 20 %: it has {len(rows)} examples, "
                 f"{len(free)} of them in no smaller domain."
             )
     return out
@@ -186,17 +186,17 @@ def _config(
 ) -> RunConfig:
     name, draw = split_draw(row)
     cls, options = algorithm_class(name), models.options_of(base.model or model)
-    own = cls.domainbed(sample(search_space(cls, spaces.size), seed, trial))
+    searched = cls.domainbed(sample(search_space(cls, spaces.size), seed, trial))
     of_model = {k: v for k, v in sample(spaces.model, seed, trial).items() if k in options}
     of_optimizer = sample(spaces.optimizer, seed, trial)
-    of_optimizer |= own.optimizer if base.optimizer == "adam" else {}
+    of_optimizer |= searched.optimizer if base.optimizer == "adam" else {}
     lr = of_optimizer.pop("lr")
     return replace(
         base,
         algorithm=name,
         draw=draw or base.draw or ("domains" if cls.draw == "pooled" else None),
         label=display_name(row),
-        settings=own.settings if trial else changed(cls, own.settings),
+        settings=searched.settings if trial else changed(cls, searched.settings),
         lr=lr,
         optimizer_options={**base.optimizer_options, **of_optimizer},
         model_options={**base.model_options, **of_model},

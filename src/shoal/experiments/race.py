@@ -123,12 +123,12 @@ class Race:
         result["race"]["ended"] = None
         result["identities"] = sorted({config.identity for config in configs})
         if not self.exhaustive and stage.name != "baselines":  # these are few, and fast
-            lost = [r["algorithm"] for r in result["rows"] if r["rank"] is None and not r["control"]]
-            gone: dict[str, tuple[str | None, str]] = dict.fromkeys(lost, (None, "incomplete"))
-            gone |= leaving(result["rows"], result["lower_is_better"])
+            incomplete = [r["algorithm"] for r in result["rows"] if r["rank"] is None and not r["control"]]
+            lost: dict[str, tuple[str | None, str]] = dict.fromkeys(incomplete, (None, "incomplete"))
+            lost |= leaving(result["rows"], result["lower_is_better"])
             controls = {name: split_draw(name)[0] for name in map(display_name, self.protocol.rows)}
-            gone |= {n: (of, "control") for n, of in controls.items() if is_control(n) and n != of in gone}
-            new = {name: {"stage": number, "by": by, "how": how} for name, (by, how) in gone.items()}
+            lost |= {n: (of, "control") for n, of in controls.items() if is_control(n) and n != of in lost}
+            new = {name: {"stage": number, "by": by, "how": how} for name, (by, how) in lost.items()}
             self.left = new | self.left
         return result
 

@@ -127,7 +127,7 @@ def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] |
 
     ``low`` and ``high`` are ``None`` with fewer than three folds.
     """
-    seeds = min(len(about["values"]) for row in (one, other) for about in row["domains"].values())
+    seeds = min(len(scores["values"]) for row in (one, other) for scores in row["domains"].values())
     means = [_domain_means(row, seeds) for row in (one, other)]
     values = {n: a - b for n, a in means[0].items() if a is not None and (b := means[1].get(n)) is not None}
     if not values or len(values) < len(means[0]):
@@ -139,12 +139,12 @@ def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] |
 
 
 def _domain_means(row: Row, seeds: int | None = None) -> dict[str, float | None]:
-    every = {name: about["values"][:seeds] for name, about in row["domains"].items()}
+    every = {name: scores["values"][:seeds] for name, scores in row["domains"].items()}
     return {name: None if None in values else statistics.fmean(values) for name, values in every.items()}
 
 
 def _folds(row: Row) -> list[str]:
-    return [str(about.get("fold", name)) for name, about in row["domains"].items()]
+    return [str(scores.get("fold", name)) for name, scores in row["domains"].items()]
 
 
 def complexity(name: str) -> int:
@@ -225,8 +225,8 @@ def cross_fitted(scores: Scores, row: int) -> Array:
     """The score in each domain of the row that is chosen without its fold; of ``row`` if none is."""
     values = np.empty(len(scores.folds))
     for fold in range(scores.count):
-        found, own = choose(scores.without(fold)), scores.folds == fold
-        values[own] = scores.values[row if found is None else found, own]
+        found, held_out = choose(scores.without(fold)), scores.folds == fold
+        values[held_out] = scores.values[row if found is None else found, held_out]
     return values
 
 
@@ -247,10 +247,10 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     few = scores.count < LEAST_DOMAINS
     chosen = None if few else choose(scores)
     row = order[0] if chosen is None else chosen
-    about: dict[str, Any] = {"nearest": names[row], "simplest": names[order[0]], "rows": scores.tried}
-    about |= {"domains": len(scores.folds), "folds": scores.count, "average": sign * float(means[row])}
+    fields: dict[str, Any] = {"nearest": names[row], "simplest": names[order[0]], "rows": scores.tried}
+    fields |= {"domains": len(scores.folds), "folds": scores.count, "average": sign * float(means[row])}
     if few:
-        return Recommendation(None, "few", tied=(), expected=about["average"], **about)
+        return Recommendation(None, "few", tied=(), expected=fields["average"], **fields)
 
     def difference(to: Row) -> Difference | None:
         found = over_domains(usable[row], to)
@@ -265,7 +265,7 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     state: Any = "use"
     if scores.majority is not None:
         constant = next(each for each in rows if each["algorithm"] == baselines.MAJORITY)
-        about["majority"] = difference(constant)
+        fields["majority"] = difference(constant)
         gain = mean_interval(scores.values[row] - scores.majority, scores.folds)
         needed = t_limit(1 - 2 * CHANCE_OF_MAJORITY, scores.count - 1) * (gain.se or 0.0)
         state = state if rounded(gain.mean) > needed else "majority"
@@ -273,27 +273,27 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
     share = str((usable[row].get("average") or {}).get("metric")).endswith(SHARES)
     lowest, highest = 0.0 if lower or share else -math.inf, 1.0 if share else math.inf
     for name, reach in zip(("mean", "new_domain"), _reaches(usable[row], scores, row), strict=True):
-        about[name] = max(expected - reach, lowest), min(expected + reach, highest)
+        fields[name] = max(expected - reach, lowest), min(expected + reach, highest)
     if (other := _reference(names[row], rows)) is not None:
-        about["reference"] = difference(other)
+        fields["reference"] = difference(other)
     if others := [n for n in range(len(usable)) if n != row]:
         best = max(others, key=lambda n: means[n])
-        about["alternative"] = difference(usable[best])
-        about["detectable"] = scores.detectable(scores.count) * float(np.median(se[row, others])) or None
-        about["domains_needed"] = _domains_needed(scores, abs(gap[row, best]), se[row, best])
+        fields["alternative"] = difference(usable[best])
+        fields["detectable"] = scores.detectable(scores.count) * float(np.median(se[row, others])) or None
+        fields["domains_needed"] = _domains_needed(scores, abs(gap[row, best]), se[row, best])
     tied = [names[n] for n in near]
     tied += [r["algorithm"] for r in rows if r.get("left") == "average" and not r["control"]]
     tied.sort(key=complexity)
     if state == "use" and tied and complexity(tied[0]) >= complexity(names[row]):
         state = "tied"
     recommended = None if state == "majority" else names[row]
-    return Recommendation(recommended, state, tied=tuple(tied), expected=expected, **about)
+    return Recommendation(recommended, state, tied=tuple(tied), expected=expected, **fields)
 
 
 def _optimism(row: Row, rows: Sequence[Row], lower: bool) -> float:
     """By how much the average of a row exceeds its cross-fitted score, with the seeds that all rows have."""
     every = [r for r in rows if not r["control"] and None not in _domain_means(r).values()]
-    seeds = min(len(about["values"]) for r in every for about in r["domains"].values())
+    seeds = min(len(domain["values"]) for r in every for domain in r["domains"].values())
     scores, number = _scores(every, rows, lower, seeds), every.index(row)
     return float(scores.values[number].mean() - cross_fitted(scores, number).mean())
 
@@ -363,7 +363,7 @@ def _reaches(row: Row, scores: Scores, number: int) -> tuple[float, float]:
     has removed, and the squared standard error, where folds count. The degrees of freedom are by
     Satterthwaite's formula, for two parts that are not independent: S − 1 without folds.
     """
-    values, seeds = scores.values[number], [about["values"] for about in row["domains"].values()]
+    values, seeds = scores.values[number], [domain["values"] for domain in row["domains"].values()]
     found, repeats = mean_interval(values, scores.folds, LEVEL), len(seeds[0])
     of_seeds = float(np.mean([np.var(v, ddof=1) for v in seeds])) if repeats > 1 else 0.0
     spread = float(np.var(values, ddof=1)) + of_seeds * (1 - 1 / repeats)

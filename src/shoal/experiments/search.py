@@ -59,8 +59,8 @@ def changed(cls: type[Algorithm], settings: Mapping[str, Any]) -> dict[str, Any]
 def sample(space: Space, seed: int, trial: int) -> dict[str, Any]:
     """The defaults for trial 0; otherwise random values, each by seed, trial and the name alone."""
     if trial == 0:
-        return {name: about["default"] for name, about in space.items()}
-    return {name: _value(about, _uniform(seed, trial, name)) for name, about in space.items()}
+        return {name: entry["default"] for name, entry in space.items()}
+    return {name: _value(entry, _uniform(seed, trial, name)) for name, entry in space.items()}
 
 
 def _uniform(seed: int, trial: int, name: str) -> float:
@@ -69,17 +69,17 @@ def _uniform(seed: int, trial: int, name: str) -> float:
     return (int(key(SEARCH, seed, trial, digest)[0]) >> 11) / 2**53
 
 
-def _value(about: Mapping[str, Any], uniform: float) -> Any:
-    if "choice" in about:
-        value = about["choice"][int(uniform * len(about["choice"]))]
+def _value(entry: Mapping[str, Any], uniform: float) -> Any:
+    if "choice" in entry:
+        value = entry["choice"][int(uniform * len(entry["choice"]))]
     else:
-        kind = next(kind for kind in ("uniform", "log10", "log2") if kind in about)
-        low, high = about[kind]
+        kind = next(kind for kind in ("uniform", "log10", "log2") if kind in entry)
+        low, high = entry[kind]
         value = min(high, low + uniform * (high - low))
         value = float(value) if kind == "uniform" else {"log10": 10.0, "log2": 2.0}[kind] ** value
-    if of := about.get("of"):
+    if of := entry.get("of"):
         return math.floor(value) / of
-    return math.floor(value) if about.get("whole") else value
+    return math.floor(value) if entry.get("whole") else value
 
 
 def weights_of(config: RunConfig) -> str:
@@ -92,8 +92,8 @@ def weights_of(config: RunConfig) -> str:
     name = config.model or (config.data_options.get("tokenizer", loads.default) if loads else None)
     pretrained = config.weights is not None or options.get("pretrained", False)
     if not pretrained and "pretrained" not in options and isinstance(name, str):
-        own = name in models.registry.names()
-        pretrained = not own and (models.language.known(name) or models.names_weights(name))
+        built_in = name in models.registry.names()
+        pretrained = not built_in and (models.language.known(name) or models.names_weights(name))
     return ("adapters" if options.get("lora") is not None else "pretrained") if pretrained else "random"
 
 

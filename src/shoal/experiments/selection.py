@@ -66,20 +66,20 @@ def table(
     """
     metric, (extra, lacks), sign = metric_of(cases), further_metrics(cases), 1 if lower else -1
     rows = []
-    for algorithm, own in cases.groupby("algorithm", sort=False):
+    for algorithm, group in cases.groupby("algorithm", sort=False):
         row: dict[str, Any] = {"algorithm": algorithm, "rank": None, "worst": None, "metrics": {}}
         row["left"] = (left or {}).get(str(algorithm))
         row["domains"] = {
             name: _summary(each["score"], metric, each) | {"fold": each["fold"].iloc[0]}
-            for name, each in own.groupby("held_out", sort=False)
+            for name, each in group.groupby("held_out", sort=False)
         }
-        row["average"] = _summary(_by_seed(own, own["score"]), metric, own)
-        row["validation"] = _summary(_by_seed(own, own["selection_score"]), metric, own)
-        for name in extra.columns[extra.loc[own.index].notna().any()]:
-            known = own[~own["held_out"].isin(lacks[name])]
-            row["metrics"][name] = _summary(_by_seed(known, extra.loc[known.index, name]), name, own)
-        row["runs_diverged"] = int(own.drop_duplicates(["fold", "seed"])["diverged"].sum())
-        if own["score"].notna().all():
+        row["average"] = _summary(_by_seed(group, group["score"]), metric, group)
+        row["validation"] = _summary(_by_seed(group, group["selection_score"]), metric, group)
+        for name in extra.columns[extra.loc[group.index].notna().any()]:
+            known = group[~group["held_out"].isin(lacks[name])]
+            row["metrics"][name] = _summary(_by_seed(known, extra.loc[known.index, name]), name, group)
+        row["runs_diverged"] = int(group.drop_duplicates(["fold", "seed"])["diverged"].sum())
+        if group["score"].notna().all():
             worst = max(row["domains"].items(), key=lambda pair: sign * pair[1]["mean"])
             row["worst"] = {"domain": worst[0], **worst[1]}
         rows.append(row)
@@ -116,7 +116,7 @@ def summary_of(cases: pandas.DataFrame) -> dict[str, Any]:
         "held_out": list(dict.fromkeys(cases["held_out"])),
         "seeds": sorted(set(cases["seed"])),
         "search": max(cases["trials"]),
-        "missing": list(dict.fromkeys(words for own in cases["missing"] for words in own)),
+        "missing": list(dict.fromkeys(words for lines in cases["missing"] for words in lines)),
         "cases": cases.astype(object).where(cases.notna(), None).to_dict("records"),
     }
 
@@ -249,7 +249,9 @@ def domainbed_cases(
     domains = dict.fromkeys([out[0] for _, out, _, _ in planned if len(out) == 1])
     alone = list(domains)
     domains |= dict.fromkeys(name for _, out, _, _ in planned for name in out)
-    domains |= dict.fromkeys(name for steps in points.values() for own in steps.values() for name in own)
+    domains |= dict.fromkeys(
+        name for steps in points.values() for domain_scores in steps.values() for name in domain_scores
+    )
     trials: dict[tuple[str, int], dict[int, None]] = {}
     for algorithm, _, seed, trial in planned:
         trials.setdefault((algorithm, seed), {})[trial] = None
@@ -314,7 +316,7 @@ def _points(record: RunRecord) -> Points:
     """The scores of a run of a sweep, NaN where there is none."""
     found: Points = {}
     for measured in record.history:
-        scores = {split: own["domains"] for split, own in measured["scores"].items()}
+        scores = {split: values["domains"] for split, values in measured["scores"].items()}
         inside = {**scores.get("train", {}), **scores.get("test", {})}
         outside = {**scores.get("validation", {}), **scores.get("oracle", {})}
         pairs = {name: (inside.get(name), outside.get(name)) for name in {**inside, **outside}}

@@ -121,12 +121,12 @@ def one_hot(codes: Array) -> Array:
 def permuted(domains: Array, units: Array, seed: Sequence[int], strata: Array | None = None) -> Array:
     """Domains of rows (1 + permutations, n): as they are, then permuted among units (of the same stratum)."""
     rng = np.random.default_rng(seed)
-    own = np.zeros(units.max() + 1, np.int64)
-    own[units] = domains
-    strata = np.zeros_like(own) if strata is None else strata
-    order, mixed, found = np.argsort(strata, kind="stable"), np.empty_like(own), [domains]
+    of_unit = np.zeros(units.max() + 1, np.int64)
+    of_unit[units] = domains
+    strata = np.zeros_like(of_unit) if strata is None else strata
+    order, mixed, found = np.argsort(strata, kind="stable"), np.empty_like(of_unit), [domains]
     for _ in range(PERMUTATIONS):
-        mixed[order] = own[np.lexsort((rng.random(len(own)), strata))]
+        mixed[order] = of_unit[np.lexsort((rng.random(len(of_unit)), strata))]
         found.append(mixed[units])
     return np.stack(found)
 
@@ -140,7 +140,7 @@ def compared(name: str, values: Array, reported: Array | None = None) -> tuple[T
     scale = values.std(0)
     z = (values - values.mean(0)) / np.where(scale > 1e-12, scale, 1.0)
     largest = z.max(1)
-    p = np.array([(1 + np.sum(largest[1:] >= own - 1e-9)) / len(values) for own in z[0]])
+    p = np.array([(1 + np.sum(largest[1:] >= observed - 1e-9)) / len(values) for observed in z[0]])
     shown = largest if reported is None else reported
     null = shown[1:]
     return Test(name, float(shown[0]), float(null.mean()), float(null.std()), float(p.min())), p
@@ -234,7 +234,7 @@ def column_test(sample: Sample, groupings: Array) -> tuple[Test, Array, Array]:
         member = one_hot(groups)
         between = ((member.T @ values) ** 2 / member.sum(0)[:, None]).sum(0).reshape(-1, 2) / len(values)
         each = [between[list(column.features)] for column in sample.columns]
-        shares.append([[own.mean(), own.max()] for own in each])
+        shares.append([[values_of.mean(), values_of.max()] for values_of in each])
     mean, largest = np.moveaxis(np.array(shares), 2, 0)
     test, p = compared("columns", mean, largest.max(1))
     return test, largest[0], p
@@ -291,7 +291,7 @@ def relation_test(sample: Sample, folds: Folds, *, offsets: bool, seed: int = 0)
 
     def squares(phi: Array) -> Array:
         sums = ((f[:, None] * products).T.astype(np.float32) @ signs for f in phi.T)
-        return np.sum([(own**2).sum(0) for own in sums], 0)
+        return np.sum([(total**2).sum(0) for total in sums], 0)
 
     # A column's features without what the other columns say of them, by the inverse of the covariance.
     slopes = x @ np.linalg.inv(x.T @ x / count + 0.01 * np.eye(x.shape[1]))

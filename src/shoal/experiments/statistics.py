@@ -291,10 +291,10 @@ def calibration(
     simulated = [error(rng.random(entities)[codes] < stated) for _ in range(SIMULATED)]
     bins = []
     for number in np.unique(place).tolist():
-        own = np.flatnonzero(place == number)
-        share = observed(happened[own], codes_of(codes[own], len(own)))
-        ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": len(own)}
-        mean = {"predicted": float(stated[own].mean()), "observed": share.value}
+        rows = np.flatnonzero(place == number)
+        share = observed(happened[rows], codes_of(codes[rows], len(rows)))
+        ends = {"from": number / BINS, "to": (number + 1) / BINS, "count": len(rows)}
+        mean = {"predicted": float(stated[rows].mean()), "observed": share.value}
         bins.append({**ends, **mean, "low": share.low, "high": share.high})
     chance = float(np.quantile(simulated, 0.95, method="higher"))
     return {"error": error(happened), "chance": chance, "bins": bins}

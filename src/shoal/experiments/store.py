@@ -152,9 +152,9 @@ class Store:
             except InputError as error:
                 errors.append(str(error).rstrip("."))
                 continue
-            own = path if record.config.dataset == PYTHON else None  # runs of `fit` do not tell their data
+            apart = path if record.config.dataset == PYTHON else None  # runs of `fit` do not tell their data
             place = path.relative_to(self.folder).as_posix()
-            rows[record.config.identity, own] = _row(record) | {"path": place}
+            rows[record.config.identity, apart] = _row(record) | {"path": place}
         if errors:
             more = f" and {len(errors) - SHOWN:,} more" if len(errors) > SHOWN else ""
             warnings.warn(f"{'; '.join(errors[:SHOWN])}{more}.", stacklevel=3)

@@ -81,19 +81,23 @@ def differences(found: Mapping[str, Result], metric: str | None) -> Chart:
     """
     scale = unit(metric)[0]
     ends = {n: [scale * a[e] for e in ("mean", "low", "high") if a[e] is not None] for n, a in found.items()}
-    usual = statistics.median(max(map(abs, values)) for values in ends.values())
-    near = [n for n, (mean, *_) in ends.items() if abs(mean) <= FAR * usual]
+    typical = statistics.median(max(map(abs, values)) for values in ends.values())
+    near = [n for n, (mean, *_) in ends.items() if abs(mean) <= FAR * typical]
     core = [0.0, *(v for n in near for v in ends[n])]
     dots = [scale * v for n in near for v in found[n].get("values", {}).values()]
     axis, rows = Axis.over([*core, *dots], core, 1 if len(found) > 1 else 3), []
-    for name, about in found.items():
+    for name, difference in found.items():
         mean, *limits = ends[name]
         marks = [axis.bar(limits, "interval")] if limits else []
-        if limits and about.get("se") is not None:
-            marks.append(axis.bar([mean - scale * about["se"], mean + scale * about["se"]], "error"))
-        marks += [axis.dot(scale * v, "other", n) for n, v in about.get("values", {}).items()]
+        if limits and difference.get("se") is not None:
+            marks.append(
+                axis.bar([mean - scale * difference["se"], mean + scale * difference["se"]], "error")
+            )
+        marks += [axis.dot(scale * v, "other", n) for n, v in difference.get("values", {}).items()]
         marks.append(axis.dot(mean, "c0 full", "mean"))
-        shown = [number(about[e], metric, "+") for e in ("mean", "low", "high") if about[e] is not None]
+        shown = [
+            number(difference[e], metric, "+") for e in ("mean", "low", "high") if difference[e] is not None
+        ]
         text = f"{shown[0]} ({shown[1]} to {shown[2]})" if limits else shown[0]
         rows.append({"name": name, "text": text.replace("-", "−"), "marks": marks})
     words = "percentage points of accuracy" if metric == "accuracy" else metric or "score"
@@ -107,10 +111,10 @@ def domains(result: Result, first: str) -> Chart:
     """
     rows, (scale, name_of_unit) = {row["algorithm"]: row for row in result["rows"]}, unit(result["metric"])
     looks = dict.fromkeys(rows, "other") | {result["baseline"] or first: "c1", first: "c0 full"}
-    sign, own = -scale if result["lower_is_better"] else scale, rows[first]["domains"]
-    order = sorted(result["held_out"], key=lambda name: sign * (own[name]["mean"] or 0.0))[:MOST]
+    sign, first_scores = -scale if result["lower_is_better"] else scale, rows[first]["domains"]
+    order = sorted(result["held_out"], key=lambda name: sign * (first_scores[name]["mean"] or 0.0))[:MOST]
     lines = [(name, False, {n: row["domains"][name] for n, row in rows.items()}) for name in order]
-    for name, key in {"worst domain": "worst", "average": "average"}.items() if len(own) > 1 else ():
+    for name, key in {"worst domain": "worst", "average": "average"}.items() if len(first_scores) > 1 else ():
         lines.insert(0, (name, True, {n: row[key] for n, row in rows.items()}))
     values = [
         {n: scale * s["mean"] for n, s in scores.items() if s and s["mean"] is not None}
@@ -143,10 +147,10 @@ def curves(lines: Curves, metric: str | None, title: str, y: Axis | None = None)
     for name, runs in list(lines.items())[:COLOURS]:
         steps = [step for step in runs[0] if all(step in run for run in runs)]
         means[name] = {step: scale * statistics.fmean(run[step] for run in runs) for step in steps}
-    y = y or Axis.over(v for own in means.values() for v in own.values())
-    x, drawn = Axis(0, max([1, *(step for own in means.values() for step in own)])), []
-    for n, (name, own) in enumerate(means.items()):
-        points = " ".join(f"{x.at(step):g},{100 - y.at(value):g}" for step, value in own.items())
+    y = y or Axis.over(v for curve in means.values() for v in curve.values())
+    x, drawn = Axis(0, max([1, *(step for curve in means.values() for step in curve)])), []
+    for n, (name, curve) in enumerate(means.items()):
+        points = " ".join(f"{x.at(step):g},{100 - y.at(value):g}" for step, value in curve.items())
         drawn.append({"name": name, "look": "dashed" if name == DASHED else f"c{n}", "points": points})
     return {"title": title, "unit": name_of_unit if metric else "", "x": x, "y": y, "lines": drawn}
 
@@ -157,7 +161,7 @@ def learning_curves(panels: Mapping[str, Sequence[RunRecord]]) -> list[Chart]:
     Many held-out domains are one curve. Panels share a scale if all scores are between 0 and 1.
     """
     found = {name: _lines([r for r in records if len(r.history) > 1]) for name, records in panels.items()}
-    runs = [run for _, lines in found.values() for own in lines.values() for run in own]
+    runs = [run for _, lines in found.values() for curve in lines.values() for run in curve]
     values = [value for run in runs for value in run.values()]
     shared = bool(values) and 0 <= min(values) <= max(values) <= 1
     return [
@@ -179,8 +183,8 @@ def _lines(records: Sequence[RunRecord]) -> tuple[str | None, Curves]:
                 if value is not None and math.isfinite(value):
                     points[measured["step"]] = value
             if split == "test" and points:
-                own = list(record.history[-1]["scores"]["test"]["domains"])
-                label = own[0] if len(own) == 1 and len(names) < COLOURS else "held-out domains"
+                held_out = list(record.history[-1]["scores"]["test"]["domains"])
+                label = held_out[0] if len(held_out) == 1 and len(names) < COLOURS else "held-out domains"
             if points:
                 lines.setdefault(label, []).append(points)
     return metric, {name: lines[name] for name in sorted(lines, key=lambda n: (n == DASHED, n))}

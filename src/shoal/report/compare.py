@@ -53,11 +53,11 @@ def table(result: Result, written: Callable[[str], str] = str, most: int | None 
     return found
 
 
-def interval(about: Result | None, metric: str | None) -> str:
+def interval(difference: Result | None, metric: str | None) -> str:
     """The interval of a difference, or a dash."""
-    if about is None or about["low"] is None:
+    if difference is None or difference["low"] is None:
         return "–"
-    return f"{number(about['low'], metric, '+')} to {number(about['high'], metric, '+')}"
+    return f"{number(difference['low'], metric, '+')} to {number(difference['high'], metric, '+')}"
 
 
 # Sentences
@@ -65,12 +65,12 @@ def interval(about: Result | None, metric: str | None) -> str:
 
 def recommended(result: Result) -> list[str]:
     """The recommendation in sentences: the algorithm, its expected score, the reason; empty without one."""
-    about, metric = result.get("recommendation"), result["metric"]
-    if about is None:
+    advice, metric = result.get("recommendation"), result["metric"]
+    if advice is None:
         return []
     percent, points = (" %", " percentage points") if metric == "accuracy" else ("", "")
     caution = "".join(f"Caution: {line}. " for line in cautions(result))
-    domains, nearest = about["domains"], about["nearest"]
+    domains, nearest = advice["domains"], advice["nearest"]
     rows = {row["algorithm"]: row for row in result["rows"]}
 
     def score(value: float) -> str:
@@ -80,15 +80,15 @@ def recommended(result: Result) -> list[str]:
         mean = f"{number(other['mean'], metric, '+')}{points}"
         return f"{mean} on average over {domains} domains (95 % interval {interval(other, metric)})"
 
-    if about["state"] == "few":
+    if advice["state"] == "few":
         least = "at least three, held out in three groups, are needed"
         first = f"{caution}No recommendation: {many(domains, 'held-out domain')}; {least}."
         return [clean(first), clean(f"Start with {_described(nearest)}, the simplest algorithm.")]
-    if about["state"] == "majority":
+    if advice["state"] == "majority":
         first = (
             f"{caution}No recommendation: no algorithm is shown to predict better than a constant in a new"
         )
-        lines = [f"{first} domain. Nearest is {_described(nearest)}: {gap(about['majority'])}."]
+        lines = [f"{first} domain. Nearest is {_described(nearest)}: {gap(advice['majority'])}."]
         worse = [name for name in result["held_out"] if _worse_than_constant(result, rows, name, nearest)]
         if worse:
             lines.append(
@@ -96,31 +96,31 @@ def recommended(result: Result) -> list[str]:
                 "there, with `shoal diagnose`, before training anything else."
             )
         return [clean(line) for line in lines]
-    first, best, reference = f"Use {_described(nearest)}", about["alternative"], about["reference"]
-    if about["state"] == "tied":
-        names = listed([about["row"], *about["tied"]])
+    first, best, reference = f"Use {_described(nearest)}", advice["alternative"], advice["reference"]
+    if advice["state"] == "tied":
+        names = listed([advice["row"], *advice["tied"]])
         first = f"Tied: {names} cannot be told apart on {domains} domains. {first}, the simplest"
-    (low, high), (lowest, highest), worst = about["mean"], about["new_domain"], rows[nearest]["worst"]
+    (low, high), (lowest, highest), worst = advice["mean"], advice["new_domain"], rows[nearest]["worst"]
     lines = [
         f"{caution}{first}.",
-        f"Expect {metric} {score(about['expected'])}{percent} on a new domain. The average over such domains "
-        f"is {score(low)} to {score(high)}, and a single one will have {score(lowest)} to {score(highest)} "
-        f"(95 % intervals from {domains} held-out domains; the worst of them, {worst['domain']}, had "
-        f"{score(worst['mean'])}).",
+        f"Expect {metric} {score(advice['expected'])}{percent} on a new domain. The average over such "
+        f"domains is {score(low)} to {score(high)}, and a single one will have {score(lowest)} to "
+        f"{score(highest)} (95 % intervals from {domains} held-out domains; the worst of them, "
+        f"{worst['domain']}, had {score(worst['mean'])}).",
     ]
     for other in {other["to"]: other for other in (reference, best) if other}.values():
         lines.append(f"Compared with {other['to']}, {nearest} has {gap(other)}.")
-    if (least := about["detectable"]) is not None:
+    if (least := advice["detectable"]) is not None:
         more = f"With {domains} domains, differences below {score(least)}{points} usually go unnoticed"
-        if needed := about["domains_needed"]:
+        if needed := advice["domains_needed"]:
             more += f"; about {needed:,} would be needed to tell {nearest} from {best['to']}"
         lines.append(f"{more}.")
     return [clean(line) for line in lines]
 
 
 def _worse_than_constant(result: Result, rows: Mapping[str, Result], domain: str, nearest: str) -> bool:
-    own, constant = (rows[name]["domains"][domain]["mean"] for name in (nearest, "majority"))
-    return bool(own > constant if result["lower_is_better"] else own < constant)
+    score, constant = (rows[name]["domains"][domain]["mean"] for name in (nearest, "majority"))
+    return bool(score > constant if result["lower_is_better"] else score < constant)
 
 
 def cautions(result: Result) -> list[str]:
@@ -143,8 +143,8 @@ def _described(name: str) -> str:
     summary = SUMMARIES.get(name, "")
     if not summary:
         try:
-            about = registry.module(name.partition(":")[0]).__doc__ or ""
-            summary = about.partition("\n")[0].partition(": ")[2]
+            text = registry.module(name.partition(":")[0]).__doc__ or ""
+            summary = text.partition("\n")[0].partition(": ")[2]
         except InputError:  # an algorithm of a package that is not installed here
             pass
     return f"{name} ({summary[:1].lower()}{summary[1:].rstrip('.')})" if summary else name
@@ -197,8 +197,8 @@ def _race(race: Mapping[str, Any]) -> list[str]:
         stage = f"stage {done} ({race['stages'][done - 1]}) of {len(race['stages'])}"
         why = ENDED.get(race["ended"], "")
         lines.append(f"The comparison ended after {stage}{why}; the same call continues.")
-    for name, about in race.get("left", {}).items():
-        why = f"after stage {about['stage']} ({HOW[about['how']].format(by=about['by'])})"
+    for name, exit in race.get("left", {}).items():
+        why = f"after stage {exit['stage']} ({HOW[exit['how']].format(by=exit['by'])})"
         groups.setdefault(why, []).append(name)
     if groups:
         parts = "; ".join(f"{listed(names)} {why}" for why, names in groups.items())
@@ -216,7 +216,7 @@ def notes(result: Result) -> list[str]:
         names = dict[str, list[str]]()
         for name, why in result.get(kind, {}).items():
             names.setdefault(why, []).append(name)
-        lines += [f"{what}: {listed(own)} ({why})." for why, own in names.items()]
+        lines += [f"{what}: {listed(domains)} ({why})." for why, domains in names.items()]
     lines += [f"A run of {name} failed: {error}" for name, error in result.get("failed", {}).items()]
     if diverged := [f"{r['algorithm']} {r['runs_diverged']}" for r in result["rows"] if r["runs_diverged"]]:
         lines.append(f"Diverged runs, which were not selected: {', '.join(diverged)}.")

@@ -32,11 +32,11 @@ def table(importance: Mapping[str, Any]) -> Table:
     return found
 
 
-def calibration(about: Mapping[str, Any]) -> dict[str, Any]:
+def calibration(result: Mapping[str, Any]) -> dict[str, Any]:
     """The calibration in ``inputs.json`` as a sentence and a table."""
-    before, after = about["before"], about["after"]
+    before, after = result["before"], result["after"]
     text = (
-        f"Temperature {about['temperature']:.3g}, fitted on {about['count']:,} examples ({about['on']}). "
+        f"Temperature {result['temperature']:.3g}, fitted on {result['count']:,} examples ({result['on']}). "
         f"Expected calibration error on them: {before['ece']:.3f} before, {after['ece']:.3f} after."
     )
     columns = [f"{what}, {when}" for when in ("before", "after") for what in ("n", "mean", "correct")]

@@ -39,11 +39,11 @@ def comparison_page(
     from shoal.experiments.recommend import over_domains
 
     rows, held_out, metric = {r["algorithm"]: r for r in result["rows"]}, result["held_out"], result["metric"]
-    about = result.get("recommendation") or {}
-    first = about.get("nearest") or result["baseline"] or next(iter(rows))
+    advice = result.get("recommendation") or {}
+    first = advice.get("nearest") or result["baseline"] or next(iter(rows))
     pairs = {name: pair for name in rows if name != first and (pair := over_domains(rows[name], rows[first]))}
     marks = {name: "control" if row["control"] else "" for name, row in rows.items()}
-    marks |= {result["baseline"]: "baseline"} | ({about["row"]: "recommended"} if about.get("row") else {})
+    marks |= {result["baseline"]: "baseline"} | ({advice["row"]: "recommended"} if advice.get("row") else {})
     scores = compare.table(result, most=0)
     why = ": no algorithm has a score in every case"
     if result["runs_missing"]:
@@ -81,14 +81,14 @@ def sweep_page(results: Mapping[str, Sequence[Result]], records: Records, notes:
     first = next(iter(results.values()))
     tables, protocol, panels = list[tuple[str, Table]](), list[str](), dict[str, list[RunRecord]]()
     for rule, found in results.items():
-        tables += [(f"{own['dataset']}, {own['rule_name']}", runs.dataset_table(own)) for own in found]
+        tables += [(f"{each['dataset']}, {each['rule_name']}", runs.dataset_table(each)) for each in found]
         tables += [(f"All datasets, {rule}", runs.overall_table(found))] if len(found) > 1 else []
         protocol += runs.sweep_notes(found)
-    selected = {case["run"] for own in first for case in own["cases"]}
+    selected = {case["run"] for each in first for case in each["cases"]}
     for record in records:
         if record.config.identity in selected:
             panels.setdefault(f"{record.config.name} on {record.config.dataset}", []).append(record)
-    title = f"Sweep of {listed([own['dataset'] for own in first])}"
+    title = f"Sweep of {listed([each['dataset'] for each in first])}"
     return _page(title, records, panels, selected, None, notes, tables=tables, protocol=protocol)
 
 

@@ -62,8 +62,8 @@ def overall_table(results: Sequence[Result]) -> Table:
     columns += [f"average, {_unit(metrics[0])}"] if len(set(metrics)) == 1 else []
     table = Table(["algorithm", *columns])
     rows = [{row["algorithm"]: row["average"] for row in result["rows"]} for result in results]
-    for name in dict.fromkeys(name for own in rows for name in own):
-        averages = [own.get(name) for own in rows]
+    for name in dict.fromkeys(name for row in rows for name in row):
+        averages = [row.get(name) for row in rows]
         known = [a["mean"] for a in averages if a and None not in a["values"]]
         mean = statistics.fmean(known) if len(known) == len(averages) else None
         whole = {"values": [mean], "mean": mean, "se": None, "metric": metrics[0]}

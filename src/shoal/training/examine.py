@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+from warnings import warn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import Algorithm, Loss
 from shoal.data.batch import DomainData, Task, TensorData, tensors_in
@@ -25,14 +23,8 @@ from shoal.models.calling import arguments, call
 from shoal.replay import preserve_state
 from shoal.training.evaluate import evaluating
 
-SIZED = 16
-"""Examples among which the largest is sought, where they differ in size."""
 MOST_CLASSES = 512
 """Classes that a loss is tried on."""
-SEVERAL = (
-    ". A tuple is passed as several arguments where forward needs more than one, a dict by name where all "
-    "its keys are parameters of forward; otherwise x is one argument."
-)
 
 
 class Examined(NamedTuple):
@@ -40,12 +32,10 @@ class Examined(NamedTuple):
 
     task: Task
     loss: Loss
-    """The default loss of the task."""
+    """The user's own, or the default of the task."""
     x: Any
     y: Tensor
     output: Any
-    numbers: int
-    """The most that one example becomes in any operation of the model."""
     weighted: bool = False
     """Whether examples have weights."""
 
@@ -70,42 +60,36 @@ def examine(
     """
     domains, examples = data.splits["train"], data.examples
     which = domains.indices[:2]
-    if not isinstance(examples, TensorData):  # they may differ in size
-        places = np.linspace(0, len(domains.indices) - 1, min(SIZED, len(domains.indices))).astype(int)
-        largest_one = max(domains.indices[places], key=lambda i: _numbers(examples.batch([i])[0]))
-        which = np.repeat(largest_one, 2)
+    if not isinstance(examples, TensorData):  # whose examples may differ in size
+        which = which[[0, 0]]
     x, y, *weight = to_device(examples.batch(which), device)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         _forward(model, x)  # gives them their shapes
-    with Largest() as largest, preserve_state(model):
-        output = _forward(model, x)
+    with preserve_state(model):
+        output, width = _forward(model, x), None
+        if features is not None:
+            args, kwargs = arguments(model, x)
+            width = features.find(*args, **kwargs).width
+        elif isinstance(model, FeatureModel):
+            parts = tensors_in(_forward(model.features, x))
+            width = max([1, *(part[:1].numel() for part in parts)])
     kind, classes = _kind(data.kind, classes or data.classes, output, y)
     for split in data.splits.values():
         check_examples(examples, split, classes)
     check_outputs(output, y, classes, kind)
-    if loss is None and classes is None and isinstance(output, Tensor) and output.shape != y.shape:
-        raise InputError(
-            f"the model's output has shape {tuple(output.shape)} and the floating targets {tuple(y.shape)}: "
-            "regression needs one output per target. For classification make labels integers (y.long())."
-        )
-    default: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
-    if kind == "multilabel":
-        default = nn.functional.binary_cross_entropy_with_logits
-    width = None
-    if features is not None:
-        args, kwargs = arguments(model, x)
-        width = features.find(*args, **kwargs).width
-    elif isinstance(model, FeatureModel):
-        with preserve_state(model):
-            width = _numbers(_forward(model.features, x))
+    if loss is None:
+        loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
+        if kind == "multilabel":
+            loss = nn.functional.binary_cross_entropy_with_logits
+        comparable = isinstance(output, Tensor) and (classes is not None or output.shape == y.shape)
+        if not comparable:
+            raise InputError(
+                f"the model's output is {_form(output)} and the targets are {_form(y)}: regression needs one "
+                "output per target. For classification make labels integers (y.long()); for other outputs "
+                "give a loss."
+            )
     task = Task(domains=len(domains), classes=classes, features=width, kind=kind)
-    numbers = max(largest.numbers // len(y), _numbers(x))
-    return Examined(task, default, x, y, output, numbers, bool(weight))
-
-
-def _numbers(x: Any) -> int:
-    """How many numbers the largest tensor of a nest has for an example."""
-    return max([1, *(t[:1].numel() for t in tensors_in(x) if t.ndim)])
+    return Examined(task, loss, x, y, output, bool(weight))
 
 
 def _kind(kind: str | None, classes: int | None, output: Any, y: Tensor) -> tuple[str, int | None]:
@@ -133,66 +117,60 @@ def _kind(kind: str | None, classes: int | None, output: Any, y: Tensor) -> tupl
     return kind or "classification", classes
 
 
-class Largest(TorchDispatchMode):
-    """``numbers`` is the size of the largest tensor that any operation in the block makes, views aside."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if not getattr(func, "is_view", False):
-            sizes = [t.numel() for t in tree_leaves(made) if isinstance(t, Tensor) and t.ndim > 1]
-            self.numbers = max([self.numbers, *sizes])
-        return made
-
-
 def _forward(model: nn.Module, x: Any) -> Any:
     try:
         with torch.no_grad(), evaluating(model):
             return call(model, x)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-        what = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        what += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
-        several = isinstance(x, (tuple, list, Mapping)) and isinstance(error, TypeError)
-        why = _first_line(error) + (SEVERAL if several else "")
+        what, why = f"a {type(x).__name__}", _first_line(error)
+        if isinstance(x, Tensor):
+            what = f"x of shape {tuple(x.shape)}, {x.dtype}"
+        elif isinstance(error, TypeError):
+            why += (
+                ". A tuple is passed as several arguments where forward needs more than one, a dict by name "
+                "where all its keys are parameters of forward; otherwise x is one argument."
+            )
         raise InputError(f"the model cannot take two training examples ({what}): {why}") from error
 
 
 def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
     """Methods that compare domains need at least two of them, and two a step."""
-    name, each, domains = type(algorithm).__name__, sampler.domains_per_step, data.splits["train"]
-    regrouped = sampler.draw == "regrouped"
+    names, each = data.splits["train"].names, sampler.domains_per_step
     if algorithm.min_domains < 2:
         return
-    if len(domains) < 2 and not regrouped:
-        only = domains.names[0]
+    least, why = 1 if sampler.draw == "regrouped" else 2, f"{type(algorithm).__name__} compares domains"
+    if len(names) < least:
         raise InputError(
-            f"{name} compares domains and there is only one to train on ({only!r}); "
-            "give at least two, or train with 'erm'."
+            f"{why} and there is only one to train on ({names[0]!r}); give at least two, or train with 'erm'."
         )
-    least, most = 1 if regrouped else 2, algorithm.task.domains
-    if not least <= each <= most:
-        raise InputError(
-            f"{name} compares {most} domains; domains_per_step={each} must be from {least} to {most}."
-        )
+    if not least <= each <= len(names):
+        raise InputError(f"{why}; domains_per_step={each} must be from {least} to {len(names)}.")
 
 
-def why_unscored(found: Examined) -> str:
-    """Why an evaluation could not compare outputs with the targets, or would broadcast; "" if it can."""
+def scored_splits(found: Examined, splits: Sequence[str]) -> list[str]:
+    """Those of ``splits`` that are evaluated: none where outputs could not be compared with the targets."""
     output, y = found.output, found.y
     if isinstance(output, Tensor) and (found.task.classes is not None or output.shape == y.shape):
-        return ""
-    got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    return f"the model's output is {got} and the targets are {tuple(y.shape)}, which cannot be compared"
+        return list(splits)
+    why = f"the model's output is {_form(output)} and the targets are {_form(y)}, which cannot be compared"
+    if splits != ["train"]:
+        raise InputError(f"{why}; give the model one output, or no validation and test data.")
+    warn(f"{why}: nothing is evaluated.", stacklevel=6)
+    return []
 
 
-def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str | None) -> None:
+def _form(value: Any) -> str:
+    return f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def check_loss(found: Examined, algorithm: Algorithm, divided: str | None) -> None:
     """Refuses a loss that is not one number, and one that cannot be had with what is asked of it.
 
     ``divided`` says why batches are taken in pieces. The pieces of a loss whose terms are known are put
     together exactly; any other must be the plain mean of its examples' losses.
     """
-    terms, name, shown, task = find_terms(loss), type(algorithm).__name__, shown_loss(loss), found.task
+    loss, task, name = found.loss, found.task, type(algorithm).__name__
+    terms, shown = find_terms(loss), shown_loss(loss)
     function = None if terms is None else terms.function
     if found.weighted and terms is None:
         raise InputError(UNKNOWN_LOSS.format("sample weights need", shown))
@@ -226,7 +204,7 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
     gathered = type(algorithm).objective is not Algorithm.objective
     by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
     needs = name if algorithm.plain_mean else None if gathered or by_parts else divided
-    if needs and not _is_plain_mean(loss, found):
+    if needs and not _is_plain_mean(found):
         raise InputError(
             f"{needs} needs a loss that is the mean of its examples' losses, and this one is not (a class "
             "weight, ignore_index, or a sum): the result would depend on how batches are divided. Class "
@@ -234,9 +212,9 @@ def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str |
         )
 
 
-def _is_plain_mean(loss: Loss, found: Examined) -> bool:
+def _is_plain_mean(found: Examined) -> bool:
     """Whether a loss is the mean of its examples' losses, tried on random outputs and every class."""
-    y, classes = found.y, found.task.classes
+    loss, y, classes = found.loss, found.y, found.task.classes
     count = min(classes or 8, MOST_CLASSES)
     generator, numbers = torch.Generator().manual_seed(0), torch.arange(count, device=y.device)
     output = torch.randn((count, *found.output.shape[1:]), generator=generator).to(found.output)

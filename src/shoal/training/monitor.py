@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.tensors import widest
 from shoal.training.callbacks import State
+from shoal.training.options import learning_rate
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged
 
@@ -100,9 +101,10 @@ class Monitor:
         )
         self.start()
         pace = steps * sampler.domains_per_step * sampler.batch_size / max(seconds, 1e-9)
-        means = self.values.take()
+        means, rates = self.values.take(), self.setup.rates
+        rate = rates.now if rates else learning_rate(self.setup.engine.optimizer.param_groups[0])
         line = {"phase": self.setup.stage, "step": self._first, "loss": means.pop("loss", math.nan)}
-        line |= {"losses": self.domains.take(), "lr": self.setup.lr, **means}
+        line |= {"losses": self.domains.take(), "lr": rate, **means}
         return {**line, "examples_per_second": round(pace, 1)}
 
     def note(self) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +24,13 @@ from shoal.options import FitOptions
 from shoal.tensors import map_nest
 from shoal.training.engine import Engine, cannot_accumulate
 from shoal.training.evaluate import Evaluator
-from shoal.training.examine import Examined, check_comparison, check_loss, examine, why_unscored
+from shoal.training.examine import Examined, check_comparison, check_loss, examine, scored_splits
 from shoal.training.fine_tuning import L2SP, Rates, head_for
 from shoal.training.metrics import choose_metrics
 from shoal.training.options import SPLITS, learning_rate, make_optimizer, make_schedule, uses_swad
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 
-NUMBERS, OF_MEMORY = 2**22, 512
-"""The most numbers that a batch may become in any operation of an evaluation; on CUDA a number for so many
-bytes of the device's memory."""
 TRAIN_SAMPLE = 5000
 """Examples of the training domains that are evaluated, unless the user says how many."""
 EVALUATIONS, SWAD_EVALUATIONS = (10, 5, 4, 2, 1), 20
@@ -74,15 +70,15 @@ class Setup:
     ) -> None:
         self.stage, self.only, self.frozen = stage, only, frozen
         self.processes = processes or Processes(options["device"])
-        self.device = self.processes.device
+        self.device, main = self.processes.device, self.processes.main
         self.model = model.to(self.device)
-        self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
         self.data = data
         if isinstance(data.examples, TensorData):
             self.data = replace(data, examples=data.examples.to(self.device))
         self.options = options = _decided(options, self.model, data)
-        shown = options["progress"] if self.processes.main else False
-        self.progress = Progress(self.label, options["steps"], shown)
+        self.channels_last = options["memory_format"] == "channels-last"
+        self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
+        self.progress = Progress(self.label, options["steps"], options["progress"] if main else False)
         # Reading examples may draw random numbers.
         with seeded(options["seed"]), self.progress.phase("reading data"):
             found = self._build(algorithm, horizon)
@@ -97,7 +93,7 @@ class Setup:
         scored = self._check(found)
         with only_trained(model, only):
             self._make_engine()
-        self.evaluator = self._make_evaluator(scored, found.numbers)
+        self.evaluator = self._make_evaluator(scored)
         self.eval_every = options["eval_every"] or self._default_eval_every()
         if options["compile"]:
             parts = self.algorithm.needs_features and self.algorithm.extractor is None
@@ -119,25 +115,24 @@ class Setup:
         self.example, self.task = found.x, replace(found.task, steps=horizon or options["steps"])
         if extractor is not None and "features" in settings_of(cls):
             settings |= {"features": extractor.layer}
-        self.algorithm = build(algorithm, model, loss or found.loss, self.task, **settings).to(self.device)
+        self.algorithm = build(algorithm, model, found.loss, self.task, **settings).to(self.device)
         self.algorithm.check_input(found.x)
         return found
 
     def _check(self, found: Examined) -> list[str]:
         """Refuses what does not go together; the splits that can be evaluated."""
         options, algorithm, count = self.options, self.algorithm, self.processes.count
-        splits = [split for split in SPLITS if split in self.data.splits]
-        if splits and (why := why_unscored(found)):
-            if splits != ["train"]:
-                raise InputError(f"{why}; give the model one output, or no validation and test data.")
-            warn(f"{why}: nothing is evaluated.", stacklevel=5)
-            splits = []
-        validated = {"select": options["select"] == "best", "average": uses_swad(options)}
-        validated |= {"warm_start": options["warm_start"] == "plateau"}
-        validated |= {"wise_ft": options["wise_ft"] == "validation"}
-        for option in ("select", "warm_start", "wise_ft", "average", "patience", "retrain"):
-            if validated.get(option, options[option]) and "validation" not in splits:
-                raise InputError(f"{options[option]!r} requires validation data.", option)
+        splits = scored_splits(found, [split for split in SPLITS if split in self.data.splits])
+        needed = {
+            "select": options["select"] == "best",
+            "patience": options["patience"],
+            "average": uses_swad(options),
+            "warm_start": options["warm_start"] == "plateau",
+            "wise_ft": options["wise_ft"] == "validation",
+            "retrain": options["retrain"],
+        }
+        for option in (name for name, each in needed.items() if each and "validation" not in splits):
+            raise InputError(f"{options[option]!r} requires validation data.", option)  # type: ignore[literal-required]
         check_comparison(algorithm, self.data, self.sampler)
         name, size, pieces = type(algorithm).__name__, options["batch_size"], options["accumulate"]
         once = {"compile": options["compile"], "miro": options["miro"], "accumulate": pieces > 1}
@@ -155,7 +150,7 @@ class Setup:
             )
         if options["loss"] is not None or found.weighted:
             why = f"accumulate={pieces}" if pieces > 1 else "training in several processes"
-            check_loss(algorithm.loss, found, algorithm, why if pieces > 1 or count > 1 else None)
+            check_loss(found, algorithm, why if pieces > 1 or count > 1 else None)
         return splits
 
     def _make_engine(self) -> None:
@@ -198,9 +193,13 @@ class Setup:
         if self.rates is not None:
             self.rates.check(self.schedule)
 
-    def _make_evaluator(self, splits: Sequence[str], numbers: int) -> Evaluator:
-        """That of these ``splits``; ``numbers`` is the most that an example becomes within the model."""
+    def _make_evaluator(self, splits: Sequence[str]) -> Evaluator:
+        """That of these ``splits``.
+
+        Without gradients a batch may be larger than those of the training.
+        """
         options, data = self.options, self.data
+        trained = self.sampler.domains_per_step * options["batch_size"] // options["accumulate"]
         metrics, selects = choose_metrics(options["metric"], data.measures, self.task.kind)
         limit = options["eval_limit"]
         return Evaluator(
@@ -208,12 +207,12 @@ class Setup:
             {split: data.splits[split] for split in splits},
             task=self.task,
             loss=self.algorithm.loss,
-            batch_size=options["eval_batch"] or max(1, min(1024, _most_numbers(self.device) // numbers)),
+            batch_size=options["eval_batch"] or max(1, min(4 * trained, 1024)),
             workers=options["workers"],
             limits={split: limit or TRAIN_SAMPLE for split in splits if limit or split == "train"},
             processes=self.processes,
             autocast=self.engine.autocast,
-            enter=self.enter,
+            enter=channels_last if self.channels_last else lambda x: x,
             metrics=metrics,
             selects=selects,
             uncounted=data.uncounted,
@@ -224,16 +223,6 @@ class Setup:
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int]) -> Evaluator:
         """An evaluator of these splits."""
         return replace(self.evaluator, splits={s: self.data.splits[s] for s in splits}, limits=limits)
-
-    @property
-    def splits(self) -> list[str]:
-        """The splits that are evaluated."""
-        return list(self.evaluator.splits)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate now, of what has none of its own."""
-        return self.rates.now if self.rates else learning_rate(self.engine.optimizer.param_groups[0])
 
     def _default_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
@@ -253,24 +242,11 @@ class Setup:
             sampler,
             workers=self.options["workers"] if workers is None else workers,
             device=self.device,
-            enter=self.enter,
+            enter=channels_last if self.channels_last else lambda x: x,
             start=start,
             stop=stop,
             share=(self.processes.index, self.processes.count),
         )
-
-    def enter(self, x: Any) -> Any:
-        """Inputs, laid out in memory as the weights are."""
-
-        def channels_last(part: Any) -> Any:
-            images = isinstance(part, Tensor) and part.ndim == 4
-            return part.contiguous(memory_format=torch.channels_last) if images else part
-
-        return map_nest(channels_last, x) if self.channels_last else x
-
-    @property
-    def channels_last(self) -> bool:
-        return self.options["memory_format"] == "channels-last"
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -306,6 +282,16 @@ def _decided(options: FitOptions, model: nn.Module, data: DomainData) -> FitOpti
     return {**options, **decided}
 
 
+def channels_last(x: Any) -> Any:
+    """Images of a nest in this memory format, in which the weights are too."""
+
+    def converted(part: Any) -> Any:
+        images = isinstance(part, Tensor) and part.ndim == 4
+        return part.contiguous(memory_format=torch.channels_last) if images else part
+
+    return map_nest(converted, x)
+
+
 @contextmanager
 def only_trained(model: nn.Module, part: nn.Module | None) -> Iterator[None]:
     """Within the block no parameter outside ``part`` requires a gradient; ``None``: nothing changes."""
@@ -337,9 +323,3 @@ def _compile(module: nn.Module) -> None:
             return result
 
     module._compiled_call_impl = call
-
-
-def _most_numbers(device: torch.device) -> int:
-    if device.type != "cuda":
-        return NUMBERS
-    return max(2**26, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)
