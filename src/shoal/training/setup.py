@@ -187,15 +187,14 @@ class Setup:
             if needed[option] and not (self.scored and "validation" in self.data.splits):
                 raise InputError(f"{options[option]!r} requires validation data.", option)  # type: ignore[literal-required]
         if algorithm.min_domains > 1:
-            least = 1 if self.sampler.draw == "regrouped" else 2
-            if len(names) < least:
+            if len(names) < 2:
                 raise InputError(
                     f"{name} compares domains and there is only one to train on ({names[0]!r}); "
                     "give at least two, or train with 'erm'."
                 )
-            if not least <= each <= len(names):
+            if not 2 <= each <= len(names):
                 raise InputError(
-                    f"{name} compares domains; domains_per_step={each} must be from {least} to {len(names)}."
+                    f"{name} compares domains; domains_per_step={each} must be from 2 to {len(names)}."
                 )
         once = {"compile": options["compile"], "miro": options["miro"], "accumulate": pieces > 1}
         for option, given in once.items() if algorithm.second_order else ():
