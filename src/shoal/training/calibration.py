@@ -94,7 +94,7 @@ def calibrated(setup: Setup) -> dict[str, Any] | None:
     All processes of the training call it.
     """
     options, kind = setup.options, setup.task.kind
-    possible = options["calibrate"] and not options["retrain"] and "validation" in setup.splits
+    possible = options["calibrate"] and not options["retrain"] and "validation" in setup.evaluator.splits
     if not possible or kind not in ("classification", "ordinal"):
         return None
     evaluator = setup.evaluator_of(["validation"], {"validation": EXAMPLES})
