@@ -144,7 +144,7 @@ def summary(measured: pandas.DataFrame, scores: pandas.DataFrame) -> dict[str, d
 def table(models: Mapping[str, Any], fixed: Mapping[str, Any], metric: str) -> list[dict[str, str]]:
     """A row per model; a constant one is the same throughout."""
     for name, values in fixed.items():
-        same = dict.fromkeys(("start", "before", "after"), [values["mean_cosine"]])
+        same = {when: [values["mean_cosine"]] for when in ("start", "before", "after")}
         same |= {"change": [0.0], "inner product": [values["mean_inner_product"]], "score": [values["score"]]}
         models = {**models, name: same}
     return [
