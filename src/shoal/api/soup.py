@@ -224,7 +224,7 @@ def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
 def _evaluate(trainer: Trainer, folders: Sequence[Path]) -> dict[str, Scores]:
     """Gives the mean of some runs to the model, and evaluates it."""
     model, setup, limit = trainer.model, trainer.setup, trainer.setup.options["eval_limit"]
-    splits = [split for split in setup.splits if split != "train"]
+    splits = [split for split in setup.evaluator.splits if split != "train"]
     model.load_state_dict(_average(folders))
     model.train(len(folders) > 1)
     trainer.selection.refresh()

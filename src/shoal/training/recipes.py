@@ -106,7 +106,7 @@ class Job:
         if options["retrain"]:
             with_validation(data)
         self.setup = Setup(algorithm, model, data, options, label, processes=processes)
-        self.trainer = Trainer(self.setup, last=not options["retrain"])
+        self.trainer = Trainer(self.setup)
         self.warm = _warm_start(self.setup, "warm start")
         if options["wise_ft"] is not None and self.warm is None and self.setup.processes.main:
             warnings.warn(
@@ -143,8 +143,8 @@ class Job:
         setup, search = self.setup, self.trainer.selection
         steps, average, warm = search.selected[0].step, setup.options["average"], setup.options["warm_start"]
         if search.swad is not None:
-            first, steps = search.swad.span or (steps, steps)
-            average = f"sma:{first}"
+            mean = search.swad.mean() or {"first": steps, "last": steps}
+            steps, average = mean["last"], f"sma:{mean['first']}"
         elif search.average is not None and average is not None and average.startswith("sma"):
             first = search.average.start  # the selected weights may be from before it
             average = f"sma:{first}" if first <= steps else None
@@ -226,7 +226,7 @@ def _warm_start(setup: Setup, stage: str) -> Trainer | None:
         only=_head(setup) if kind.startswith("head") else None,
         frozen="train" if kind == "head-train" else "eval",
     )
-    return Trainer(warm, last=False)
+    return Trainer(warm)
 
 
 def _head(setup: Setup) -> nn.Module:
