@@ -162,7 +162,8 @@ class Trained(nn.Module):
         """
         from shoal.api.predict import predict
 
-        return predict(self, source, batch_size=batch_size, workers=workers, column=column).labels
+        labels: Array = predict(self, source, batch_size=batch_size, workers=workers, column=column).labels
+        return labels
 
     def predict_proba(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
@@ -171,7 +172,8 @@ class Trained(nn.Module):
         from shoal.api.predict import predict
 
         how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "column": column}
-        return predict(self, source, proba=True, **how).probabilities
+        found: Array = predict(self, source, proba=True, **how).probabilities
+        return found
 
     def score(
         self, data: Any, *, label: str | None = None, domain: str | None = None, group: str | None = None

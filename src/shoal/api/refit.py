@@ -94,8 +94,9 @@ def importance(found: Comparison, row: str | None) -> pandas.DataFrame:
     rows = []
     for column, own in values.items():
         known = [(e.value, fold) for e, fold in zip(own.values(), folds, strict=True) if e.value is not None]
-        interval = mean_interval(*zip(*known, strict=True)) if known else None
-        enough = interval is not None and len({fold for _, fold in known}) > 2
+        clusters = [fold for _, fold in known]
+        interval = mean_interval([value for value, _ in known], clusters) if known else None
+        enough = len({*clusters}) > 2
         cells: dict[str, Any] = {"column": column, "mean": interval.mean if interval else np.nan}
         cells |= {end: getattr(interval, end) if enough else np.nan for end in ("low", "high")}
         cells["misleads"] = [domain for domain, e in own.items() if e.high is not None and e.high < 0]
@@ -149,7 +150,7 @@ def _outputs_and_labels(model: Trained, data: DomainData) -> tuple[Array, Array]
     evaluator = setup.evaluator_of(["test"], {"test": EXAMPLES})
     with closing(evaluator.loader):
         found = evaluator.outcomes(setup.model)["test"]
-    return cast(Array, found.output), found.y
+    return found.output, found.y
 
 
 def _outputs(model: Trained, x: torch.Tensor) -> Array:
