@@ -18,10 +18,10 @@ from shoal.errors import InputError
 
 SMALL: dict[str, dict[str, Any]] = {
     "cdsprites": {"domains": 3, "size": 32, "per_domain": 60},
-    **{name: {"per_domain": 100} for name in ("linear", "rotated-mnist", "coloured-mnist")},
+    "linear": {"per_domain": 100},
 }
 FILES = {"rotated-mnist": "mnist", "coloured-mnist": "mnist", "heart": "heart_disease"}
-IN_MEMORY = (*SMALL, "rotated-digits", "coloured-digits", "heart")
+IN_MEMORY = (*SMALL, *FILES, "rotated-digits", "coloured-digits")
 OWN = {"image-folder", "manifest", "table"}
 
 

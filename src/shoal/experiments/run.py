@@ -27,7 +27,7 @@ from shoal.experiments.config import RunConfig, check_same_run
 from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
-from shoal.models import build, lora
+from shoal.models import build
 from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.options import FitOptions, TrainingOptions, declared
@@ -265,5 +265,3 @@ def check(config: RunConfig) -> None:
     sets.check_options(config.dataset, config.data_options)
     if config.model is not None:
         models.check_options(config.model, config.model_options)
-    else:
-        lora.check(config.model_options)

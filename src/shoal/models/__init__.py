@@ -111,9 +111,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the model takes them; raises InputError where it does not."""
     known, of = settings_of(name), f"model {name!r}"
     check_names(f"option of {of}:", options, known)
-    found = {key: coerce(known[key].annotation, value, key, of) for key, value in options.items()}
-    lora.check(found)
-    return found
+    return {key: coerce(known[key].annotation, value, key, of) for key, value in options.items()}
 
 
 def maker(name: str) -> Callable[..., FeatureModel]:

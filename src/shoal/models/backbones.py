@@ -6,11 +6,10 @@ from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.data.images import DEVIATION, MEAN
 from shoal.errors import InputError
-from shoal.models.batchnorm import keep_statistics
+from shoal.models.batchnorm import freeze_batchnorm as freeze
 from shoal.models.feature_model import FeatureModel, with_head
 from shoal.settings import Range
 from shoal.vision import load_timm
@@ -27,7 +26,7 @@ def build(
     classes: int | None,
     *,
     pretrained: bool | None = None,
-    freeze_batchnorm: bool | None = None,
+    freeze_batchnorm: bool = True,
     frozen: bool = False,
     dropout: Annotated[float, Range(0, below=1)] = 0.0,
 ) -> FeatureModel:
@@ -38,11 +37,10 @@ def build(
         input_shape: shape of an input, without the batch dimension.
         classes: number of classes, or ``None`` for regression.
         pretrained: use the weights of timm, which it downloads and caches: those in the name, as in
-            ``resnet50.tv_in1k`` (of torchvision, with which DomainBed and WILDS began), otherwise the default
-            of timm (default: if the name includes weights). For weights from a file, see ``--weights``.
-        freeze_batchnorm: do not update BatchNorm statistics in training, since small batches of one domain
-            would distort them; scale and shift are trained (default: if the weights are pretrained or from a
-            file, as in the published results of DomainBed).
+            ``resnet50.tv_in1k``, otherwise its default (default: if the name includes weights). For weights
+            from a file, see ``--weights``.
+        freeze_batchnorm: do not update the BatchNorm statistics of pretrained weights, which small batches of
+            one domain would distort; scale and shift are trained.
         frozen: train only the head, on features of images without augmentation.
         dropout: dropout rate of the features.
     """
@@ -69,9 +67,9 @@ def build(
 class Backbone(nn.Module):
     """A network that wants images, which come normalised for ImageNet, with another mean and deviation.
 
-    With ``freeze_batchnorm=None`` BatchNorm is frozen once the network :meth:`has_weights`. A ``frozen``
-    network is not trained; then what has two dimensions, (B, d), is taken for its features as they are, so
-    that the same model trains its head on features that were computed once, and predicts from images.
+    A ``frozen`` network is not trained; then what has two dimensions, (B, d), is taken for its features as
+    they are, so that the same model trains its head on features that were computed once, and predicts from
+    images.
     """
 
     scale: Tensor
@@ -82,7 +80,7 @@ class Backbone(nn.Module):
         body: nn.Module,
         mean: tuple[float, ...] = MEAN,
         deviation: tuple[float, ...] = DEVIATION,
-        freeze_batchnorm: bool | None = None,
+        freeze_batchnorm: bool = True,
         frozen: bool = False,
     ) -> None:
         super().__init__()
@@ -93,21 +91,12 @@ class Backbone(nn.Module):
             shift = (torch.tensor(MEAN) - torch.tensor(mean)).view(-1, 1, 1) / wanted
             self.register_buffer("scale", own / wanted, persistent=False)
             self.register_buffer("shift", shift, persistent=False)
-        if frozen:
-            self.requires_grad_(False)
-        if freeze_batchnorm:
-            self.freeze()
-
-    def freeze(self) -> None:
-        """Freezes the statistics of BatchNorm."""
-        for module in self.body.modules():
-            if isinstance(module, _BatchNorm):
-                keep_statistics(module)
+        self.requires_grad_(not frozen)
 
     def has_weights(self) -> None:
         """To be called when the weights are no longer random."""
-        if self.freeze_batchnorm is None:
-            self.freeze()
+        if self.freeze_batchnorm:
+            freeze(self.body)
 
     def train(self, mode: bool = True) -> Self:
         return super().train(mode and not self.frozen)

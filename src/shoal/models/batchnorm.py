@@ -31,15 +31,10 @@ def freeze_batchnorm(model: nn.Module) -> list[str]:
         if isinstance(module, _BatchNorm) and "train" not in vars(module):
             mean = module.running_mean
             if mean is not None and mean.count_nonzero():
-                keep_statistics(module)
+                module.train = partial(_eval, module)  # type: ignore[assignment, method-assign]
+                module.eval()
                 names.append(name)
     return names
-
-
-def keep_statistics(module: nn.Module) -> None:
-    """The module is in evaluation mode whatever mode is asked for."""
-    module.train = partial(_eval, module)  # type: ignore[method-assign]
-    module.eval()
 
 
 def _eval(module: nn.Module, mode: bool = True) -> nn.Module:

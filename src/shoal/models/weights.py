@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,33 +28,16 @@ def fitting(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
     features: Any = getattr(model, "features", None)
     if state.keys() == weights.keys() or not isinstance(features, Backbone):
         return dict(weights)
-    timm: Any = getattr(features.body, "pretrained_cfg", None) or {}
     inside = {k.removeprefix(BODY): own for k, own in names.items() if k.startswith(BODY)}
     prefixes = {k[: -len(own)] for own in list(inside)[:1] for k in weights if k.endswith(own)}
     prefix = max(prefixes, key=lambda prefix: sum(prefix + k in weights for k in inside), default="")
-    classifiers = tuple(f"{name}." for name in [*_listed(timm.get("classifier")), "AuxLogits"])
+    classifier = (getattr(features.body, "pretrained_cfg", None) or {}).get("classifier") or ()
+    unused = [f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier)]
+    ignored = (*unused, "AuxLogits.")
     found = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-    found = {k: v for k, v in found.items() if k in inside or not k.startswith(classifiers)}
-    for layer in _listed(timm.get("first_conv")):
-        if (key := f"{layer}.weight") in found:
-            found[key] = _adapted(found[key], state[inside[key]].shape[1])
-    replaced = set(inside.values())
-    kept = {k: v for k, v in state.items() if k not in replaced or k.endswith(DERIVED)}
-    return kept | {inside.get(k, k): v for k, v in found.items() if k in inside or not k.endswith(DERIVED)}
-
-
-def _listed(names: Any) -> list[str]:
-    return [names] if isinstance(names, str) else list(names or ())
-
-
-def _adapted(weight: Tensor, wanted: int) -> Tensor:
-    """The first convolution for another number of channels, as timm adapts its own weights."""
-    from timm.models import adapt_input_conv
-
-    if (there := weight.shape[1]) == wanted:
-        return weight
-    how = "summed" if wanted == 1 else "repeated and scaled"
-    what = f"the weights are of a model for {there} channels and the images have {wanted}"
-    warnings.warn(f"{what}: those of the first layer are {how}.", stacklevel=3)
-    adapted: Tensor = adapt_input_conv(wanted, weight)
-    return adapted
+    found = {
+        k: v for k, v in found.items() if k in inside or not (k.startswith(ignored) or k.endswith(DERIVED))
+    }
+    replaced = {inside.get(k, k): v for k, v in found.items()}
+    needed = {own for own in inside.values() if not own.endswith(DERIVED)}
+    return {k: v for k, v in state.items() if k not in needed} | replaced
