@@ -186,7 +186,7 @@ class TestOnePath:
         frame.to_csv(tmp_path / "t.csv", index=False)
         frame.to_parquet(tmp_path / "t.parquet")
         how = Encoder.fit(frame)
-        kinds = {step.name: step.to_dict()["kind"] for step in how.steps}
+        kinds = {step.name: step.kind for step in how.steps}
         assert kinds == {
             **{"flag": "boolean", "maybe": "boolean", "whole": "numeric", "single": "numeric"},
             **{"when": "date", "zone": "date", "kind": "categorical", "word": "categorical"},

@@ -138,7 +138,7 @@ class TestSigns:
     def test_in_a_fold_without_plus(self) -> None:
         rows = np.flatnonzero(np.array(self.cells) == "-")
         encoder = fit({"x": self.cells}, rows)
-        assert encoder.steps[0].to_dict()["values"] == ["-"]
+        assert encoder.to_dict()["columns"][0]["values"] == ["-"]
         assert encoder.transform({"x": ["-", "", "+"]}).tolist() == [[1], [0], [0]]
 
     def test_elsewhere_it_is_missing(self) -> None:

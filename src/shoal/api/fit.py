@@ -21,7 +21,7 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import PYTHON, RunRecord
 from shoal.files import read_yaml
 from shoal.losses import BINARY, find_terms
-from shoal.models.batchnorm import freeze_batchnorm
+from shoal.models.backbones import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point

@@ -13,7 +13,7 @@ import torch
 
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, clip, language, lora
-from shoal.models.batchnorm import freeze_batchnorm
+from shoal.models.backbones import freeze_batchnorm
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
 from shoal.models.layers import parameter_groups
