@@ -143,8 +143,8 @@ class Job:
         setup, search = self.setup, self.trainer.selection
         steps, average, warm = search.selected[0].step, setup.options["average"], setup.options["warm_start"]
         if search.swad is not None:
-            first, steps = search.swad.span or (steps, steps)
-            average = f"sma:{first}"
+            mean = search.swad.mean() or {"first": steps, "last": steps}
+            steps, average = mean["last"], f"sma:{mean['first']}"
         elif search.average is not None and average is not None and average.startswith("sma"):
             first = search.average.start  # the selected weights may be from before it
             average = f"sma:{first}" if first <= steps else None
