@@ -50,7 +50,7 @@ def find_files(
 ) -> list[Path]:
     """A path for each of ``names``, all from one folder: one of ``inside`` of one of the :func:`roots`.
 
-    Files may have any of ``endings`` after their name. `shoal data get` downloads them as the dataset ``get``.
+    Files may have any of ``endings`` after their name; `shoal data get` downloads the dataset ``get``.
     """
     top = roots(f"the files {', '.join(names)}", folder, home, get)
     places = [root / sub for root in top for sub in inside]
