@@ -178,13 +178,18 @@ REFUSED: dict[str, tuple[str, Change | None, dict[str, Any], str]] = {
         {"loss": BCE(pos_weight=torch.ones(7))},
         r"loss: cannot take .*\(2, 3\)",
     ),
-    "label 2": ("multilabel", lambda x, y: (x, 2 * y), {}, "has the label 2.0; .*must be 0 or 1"),
-    "probabilities": ("multilabel", None, {"loss": nn.BCELoss()}, "BCELoss is of probabilities"),
+    "label 2": ("multilabel", lambda x, y: (x, 2 * y), {}, "has the label .2.0"),
+    "probabilities": (
+        "multilabel",
+        None,
+        {"loss": nn.BCELoss()},
+        "a BCELoss does not fit: the task is multilabel",
+    ),
     "labels of positions": (
         *("classification", lambda x, y: (x, torch.stack([y, y], 1)), {}),
         r"labels \(2, 2\): a class per example",
     ),
-    "half a class": ("ordinal", lambda x, y: (x, y + 0.5), {}, "must be whole numbers"),
+    "half a class": ("ordinal", lambda x, y: (x, y + 0.5), {}, "has the label 2.5"),
     "weights of a loss of one's own": (
         *("regression", lambda x, y: (x, y, x[:, 0].abs()), {"loss": lambda a, b: (a - b).square().mean()}),
         "sample weights need a loss whose terms are known",
@@ -193,7 +198,7 @@ REFUSED: dict[str, tuple[str, Change | None, dict[str, Any], str]] = {
         "classification",
         None,
         {"loss": nn.MSELoss()},
-        "MSELoss and the labels are whole",
+        "a MSELoss does not fit: the task is classification",
     ),
     "one logit": ("binary", lambda x, y: (x, y.long()), {"task": None}, "labels are whole numbers"),
     "one target of two": (
