@@ -168,10 +168,10 @@ class Score(Result):
         flagged = sum(bool(one.flags) for one in self.drift)
         count = f"{flagged or 'none'} of {len(self.drift)} columns differ{'s' * (flagged < 2)}"
         yield f"Drift: {count} from training by more than sampling explains."
-        table = Table(["column", "kind", "PSI", "p", "difference"])
+        table = Table(["column", "kind", "distance", "p", "difference"])
         for one in [one for one in self.drift if one.words()][:SHOWN]:
-            psi, p = ("–" if value is None else f"{value:.3f}" for value in (one.psi, one.p))
-            table.add(one.column, one.kind, psi, p, one.words())
+            numbers = ("–" if value is None else f"{value:.3f}" for value in (one.distance, one.p))
+            table.add(one.column, one.kind, *numbers, one.words())
         if table.rows:
             yield table.text()
 
