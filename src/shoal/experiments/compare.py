@@ -123,7 +123,11 @@ def layout(
 def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Domains that are small, have a constant label, or have no value of the metric, each with the reason."""
     default = (data.measures or ("accuracy" if data.classes is not None else "mse",))[0]
-    name, domains, labels = find_metric(metric or default).name, all_domains(data), data.examples.known_labels()
+    name, domains, labels = (
+        find_metric(metric or default).name,
+        all_domains(data),
+        data.examples.known_labels(),
+    )
     few = f"fewer than {LEAST_ROWS} examples are too few to score"
     small = {n: few for n, size in zip(domains.names, domains.sizes, strict=True) if size < LEAST_ROWS}
     if labels is None or labels.ndim != 1:
