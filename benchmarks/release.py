@@ -46,9 +46,8 @@ rows = {"a": [1.0, 2.0, 3.0] * 20, "site": ["x", "y", "z"] * 20, "ill": [0, 1] *
 assert from_hf(datasets.Dataset.from_dict(rows), label="ill", domain="site", held_out="z").classes == 2
 """
 LORA = """
-import peft
-from shoal.models.lora import check
-check({"lora": 8})
+from shoal.vision import load
+load("peft", "peft")
 """
 TEXT = """
 from transformers import DistilBertConfig, DistilBertModel

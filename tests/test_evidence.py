@@ -29,12 +29,9 @@ def test_every_number_and_verdict_of_the_page_comes_from_the_records() -> None:
     ("holds", "premises", "verdict"),
     [
         ([True, True], [True], "agrees"),
-        ([True, True], [None], "partly"),
         ([True], [False], "partly"),
         ([True, False], [True], "partly"),
-        ([True, None], [True], "partly"),
         ([False, False], [True], "disagrees"),
-        ([False, None], [True], "disagrees"),
         ([None], [True], "not run"),
     ],
 )
@@ -51,18 +48,9 @@ def sprites(folder: Path, accuracy: dict[str, list[float]]) -> None:
             algorithm, _, draw = method.partition(":")
             scores = {"train": {"average": 1.0}, "test": {"average": value}}
             steps = 1200 if algorithm == "fish" else 12_000
-            config = {
-                "dataset": "cdsprites",
-                "data_options": {"domains": 10},
-                "algorithm": algorithm,
-                "draw": draw or None,
-                "settings": {},
-                "batch_size": 64,
-                "steps": steps,
-                "domains_per_step": 10 if algorithm == "fish" else None,
-                "seed": seed,
-                "eval_every": steps,
-            }
+            config = {"dataset": "cdsprites", "data_options": {"domains": 10}, "algorithm": algorithm}
+            config |= {"draw": draw or None, "settings": {}, "batch_size": 64, "steps": steps, "seed": seed}
+            config |= {"domains_per_step": 10 if algorithm == "fish" else None, "eval_every": steps}
             record = {"config": config, "status": "finished", "agreement": None}
             record["history"] = [{"step": steps, "scores": scores}]
             (folder / f"{algorithm}{draw}{seed}.json").write_text(json.dumps(record))
@@ -93,29 +81,16 @@ def archive(tmp_path: Path) -> Path:
     }
     path = tmp_path / "records.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        for row, scores in values.items():
+        for row, accuracies in values.items():
             algorithm, _, draw = row.partition(":")
-            for domain, value in zip("abcd", scores, strict=True):
+            for domain, value in zip("abcd", accuracies, strict=True):
                 for trial, validation in enumerate((0.9, 0.8)):
                     test = {"metric": "accuracy", "domains": {domain: value - trial}, "mean": value - trial}
-                    content = {
-                        "status": "finished",
-                        "selected": 0,
-                        "config": {
-                            "algorithm": algorithm,
-                            "draw": draw,
-                            "seed": 0,
-                            "data_options": {"held_out": domain},
-                        },
-                        "history": [
-                            {
-                                "scores": {
-                                    "validation": {"metric": "accuracy", "mean": validation},
-                                    "test": test,
-                                }
-                            }
-                        ],
-                    }
+                    scores = {"validation": {"metric": "accuracy", "mean": validation}, "test": test}
+                    config = {"algorithm": algorithm, "draw": draw, "seed": 0}
+                    config["data_options"] = {"held_out": domain}
+                    content = {"status": "finished", "selected": 0, "history": [{"scores": scores}]}
+                    content["config"] = config
                     data = json.dumps(content).encode()
                     info = tarfile.TarInfo(f"heart/runs/{row}-{domain}-{trial}.json")
                     info.size = len(data)

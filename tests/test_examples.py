@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -16,7 +17,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import shoal
-from shoal.data import DomainBatchSampler, Domains
 from shoal.vision import allow_torchvision
 
 # Lightning's warnings are of its own kinds. The process that gets them from xdist's workers would have to
@@ -54,27 +54,12 @@ def after(here: Any, steps: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("stop_at", [None, 9, 10])  # never, between inner loops, within one
+@pytest.mark.parametrize("stop_at", [None, 10])  # never, within an inner loop
 def test_plain_loop(here: Any, stop_at: int | None) -> None:
     """Bit for bit, BatchNorm's buffers included: shoal.fit too leaves them as the inner loop left them."""
     model = import_module("plain_loop").main(stop_at)
     assert here.difference(model, here.ours(here.network(nn.BatchNorm1d(16)))) == 0
     assert here.difference(model, here.network(nn.BatchNorm1d(16))) > 0.01
-
-
-def test_order_is_that_of_fit_where_domains_are_in_the_same_order(here: Any) -> None:
-    """Labels are sorted; fit keeps the order of its mapping, and so does a Domains."""
-    backwards = dict(reversed(here.hospitals().items()))
-    sizes = Domains.from_sizes({name: len(y) for name, (_, y) in backwards.items()})
-    x, y = (torch.cat(parts) for parts in zip(*backwards.values(), strict=True))
-    model = here.network()
-    optimizer = here.fish(model)
-    for rows in DomainBatchSampler(sizes, here.BATCH, here.INNER_STEPS, seed=here.SEED, steps=here.STEPS):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    assert here.difference(model, here.ours(here.network(), backwards)) == 0
-    assert here.difference(model, here.ours(here.network())) > 0.001
 
 
 # Lightning
@@ -99,7 +84,7 @@ def test_lightning(here: Any, lightning: Any) -> None:
     assert here.difference(pieces, scheduled(here, accumulate=2)) == 0
 
 
-@pytest.mark.parametrize(("steps", "at"), [(8, 10), (4, 12), (4, 16)])
+@pytest.mark.parametrize(("steps", "at"), [(8, 10), (4, 12)])
 def test_lightning_resumes_within_an_inner_loop(
     here: Any, lightning: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int, at: int
 ) -> None:
@@ -112,16 +97,6 @@ def test_lightning_resumes_within_an_inner_loop(
     assert here.difference(whole, scheduled(here)) == 0
     resumed = lightning.main(checkpoint=str(tmp_path / f"step={at}.ckpt"))
     assert here.difference(resumed, scheduled(here)) == 0
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_lightning_in_half_precision_and_clipped(here: Any, lightning: Any, precision: str) -> None:
-    how: dict[str, Any] = {"precision": "bf16-mixed"} if precision == "bf16" else {}
-    assert here.difference(lightning.main(**how), scheduled(here, precision=precision)) == 0
-    clipped = lightning.main(gradient_clip_val=0.1, **how)
-    # Not to the bit: torch divides by the norm and a millionth, shoal.fit by the norm.
-    assert here.difference(clipped, scheduled(here, precision=precision, clip=0.1)) < 2e-6
-    assert here.difference(clipped, scheduled(here)) > 0.01
 
 
 def test_lightning_validates_slow_weights(here: Any, lightning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,13 +124,12 @@ def huggingface(here: Any) -> Any:
     return import_module("huggingface_trainer")
 
 
-@pytest.mark.parametrize("at", [10, 18])  # within an epoch of 6 steps of 3 batches, and between two
-def test_huggingface_and_resumed(here: Any, huggingface: Any, tmp_path: Path, at: int) -> None:
+def test_huggingface_and_resumed(here: Any, huggingface: Any, tmp_path: Path) -> None:
     own = huggingface.own()
-    whole = huggingface.main(str(tmp_path), save_strategy="steps", save_steps=at)
+    whole = huggingface.main(str(tmp_path), save_strategy="steps", save_steps=10)
     assert here.difference(whole, own) == 0
     assert here.difference(whole, huggingface.bert()) > 0.01
-    resumed = huggingface.main(str(tmp_path), checkpoint=str(tmp_path / f"checkpoint-{at}"))
+    resumed = huggingface.main(str(tmp_path), checkpoint=str(tmp_path / "checkpoint-10"))
     assert here.difference(resumed, own) == 0
 
 
@@ -274,4 +248,4 @@ def test_notebooks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {"text/html", "image/png"} <= shown
     world: dict[str, Any] = {"__name__": "notebook"}
     for source in sources:
-        exec(compile(source, name, "exec"), world)
+        exec(compile(re.sub(r"steps=\d+", "steps=5", source), name, "exec"), world)

@@ -63,10 +63,6 @@ def test_plain_fish(page: SimpleNamespace) -> None:
     assert difference(found, page.network()) > 0.01
 
 
-def test_accelerate_fish(page: SimpleNamespace) -> None:
-    assert difference(page.accelerated, own(page, "fish", page.network(), accumulate=2, **FISH)) == 0
-
-
 def test_fsdp_fish(page: SimpleNamespace) -> None:
     whole = [p.full_tensor() for p in page.sharded.parameters()]
     found = own(page, "fish", page.network(), **FISH)
@@ -112,20 +108,11 @@ def plain_adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, 0.01, weight_decay=0.0, fused=False)
 
 
-def test_huggingface_fish(page: SimpleNamespace) -> None:
-    found = own(page, "fish", Logits(page.bert()), notes(page), optimizer=plain_adamw, **FISH)
-    assert difference(page.fish_bert, found) == 0
-
-
 def test_huggingface_irm(page: SimpleNamespace) -> None:
     options = {"settings": {"weight": 10.0, "start": 0}, "optimizer": plain_adamw}
     found = own(page, "irm", Logits(page.bert()).double(), notes(page), **options)
     model = in_double(page)
     assert difference(model, found) < 1e-10
-    assert (
-        difference(model, own(page, "erm", Logits(page.bert()).double(), notes(page), optimizer=plain_adamw))
-        > 1e-4
-    )
     assert difference(page.irm_bert, page.bert()) > 0.01
 
 
@@ -157,9 +144,7 @@ def test_training_with_a_penalty_resumes(page: SimpleNamespace, tmp_path: Path) 
     ("arguments", "message"),
     [
         ({"meta_lr": 0.5}, "meta_lr: Fish uses batches of one domain"),
-        ({"penalty": None, "meta_lr": 2}, "meta_lr must be above 0 and at most 1, got 2"),
         ({"domains": ["a", "b"]}, "domains hold 2 entries and the dataset 90 examples"),
-        ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
         ({"per_device_train_batch_size": 8}, "per_device_train_batch_size: 8 must be a multiple of 3"),
     ],
 )
@@ -173,13 +158,9 @@ def test_domain_trainer_refuses(page: SimpleNamespace, arguments: dict[str, Any]
 
 
 def fit(page: SimpleNamespace, module: Any, callbacks: Any, checkpoint: Any = None, **settings: Any) -> Any:
-    quiet = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    quiet |= {"use_distributed_sampler": False, "enable_checkpointing": False, "max_steps": 30}
+    off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    quiet = {"accelerator": "cpu", "use_distributed_sampler": False, "max_steps": 30}
+    quiet |= dict.fromkeys(off, False)
     trainer = page.L.Trainer(callbacks=callbacks, **quiet | settings)
     trainer.fit(module, ckpt_path=checkpoint)
     return trainer
@@ -195,21 +176,19 @@ def test_lightning_resumes_mixed_batches(page: SimpleNamespace, tmp_path: Path) 
     assert difference(resumed, page.adversarial) == 0
 
 
-@pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_clipping_in_mixed_precision(page: SimpleNamespace, algorithm: str) -> None:
+def test_clipping_in_mixed_precision(page: SimpleNamespace) -> None:
     module = page.Classifier()
-    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm, "precision": "bf16-mixed"}
+    clip = {"gradient_clip_val": 0.05, "precision": "bf16-mixed"}
     trainer = fit(page, module, [page.FishCallback()], **clip)
     assert trainer.gradient_clip_val == 0.05
     bare = page.network()
     optimizer = Fish(torch.optim.Adam(bare.parameters(), 0.01), inner_steps=3, meta_lr=0.5)
-    cut = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[algorithm]
     for x, y in page.domain_batches():
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = cross_entropy(bare(x), y)
         loss.backward()
-        cut(bare.parameters(), 0.05)
+        nn.utils.clip_grad_norm_(bare.parameters(), 0.05)
         optimizer.step()
     assert difference(module.network, bare) == 0
 

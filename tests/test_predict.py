@@ -43,7 +43,7 @@ def test_the_file_has_what_the_model_predicts(classifier: Path, table: Path, tmp
     np.testing.assert_allclose(written, model.predict_proba(table), atol=1e-6)
     np.testing.assert_allclose(found.probabilities, model.predict_proba(table), atol=1e-6)
     assert "60 predictions" in str(found)
-    assert "columns not used: 'site', 'ill', 'grade'" in str(found)
+    assert "Columns not used: 'site', 'ill', 'grade'" in str(found)
     assert found.to_dict()["out"] == str(out)
     assert [path.name for path in out.parent.iterdir()] == ["p.csv"]
 

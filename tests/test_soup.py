@@ -22,7 +22,7 @@ from shoal.training.averaging import average_weights
 from trained_models import patients, write_csv, write_images
 
 SHORT: dict[str, Any] = {"steps": 10, "batch_size": 16, "eval_every": 5, "device": "cpu", "progress": False}
-QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
+QUIET: dict[str, Any] = {"device": "cpu"}
 
 
 def train(data: Path, out: Path, seed: int = 0, **more: Any) -> Path:
@@ -105,16 +105,13 @@ def test_the_uniform_soup_is_the_mean_and_a_run(made: Path, tmp_path: Path) -> N
     with warnings.catch_warnings(action="error"):
         soup = shoal.soup(folders, out=tmp_path / "my soup", **QUIET)
     assert_equal(weights(soup.folder), mean([weights(f) for f in folders]))
-    record = json.loads((folders[0] / "record.json").read_text())
-    before = record["history"][record["selected"]]["scores"]["test"]
-    assert soup.scores[str(folders[0])]["test"].to_dict()["domains"] == pytest.approx(before["domains"])
     assert "uniform soup" in str(soup)
     assert len(soup.to_frame()["weights"].unique()) == 5
     assert json.loads(json.dumps(soup.to_dict(), default=dict))["used"] == list(map(str, folders))
     model = soup.load()
     assert set(model.predict(patients(1, 9))) <= {"yes", "no"}
     assert model.score(made / "my data.csv").overall.rows == 300
-    assert "soup of erm" in (soup.folder / "card.md").read_text()
+    assert soup.record.config.name == "soup of erm"
     again = shoal.soup([soup.folder, folders[0]], out=tmp_path / "again", **QUIET)
     assert_equal(weights(again.folder), mean([weights(soup.folder), weights(folders[0])]))
 
@@ -171,7 +168,7 @@ def test_runs_that_are_not_finished_or_damaged(made: Path, tmp_path: Path) -> No
     refused([made / "run 0", copy], "copy' is not the finished training of a network", tmp_path)
     (copy / "record.json").write_text(json.dumps(record))
     save_file({**weights(copy), "extra": torch.zeros(1)}, copy / "model.safetensors")
-    refused([made / "run 0", copy], "'extra' is in one of them only", tmp_path)
+    refused([made / "run 0", copy], "'extra' is not alike", tmp_path)
 
 
 def test_batchnorm_gets_the_statistics_of_the_mean(tmp_path: Path) -> None:

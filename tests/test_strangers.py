@@ -30,7 +30,7 @@ import shoal
 from shoal.errors import InputError
 from trained_models import image_model, patients, table_model, text_model, write_csv, write_images
 
-DAMAGES = 18
+DAMAGES = 12
 """Damaged copies of each kind of run."""
 CODE = tuple(
     os.path.realpath(place)
@@ -54,9 +54,9 @@ class Watch:
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
         if self.roots is None:
             return
-        path = (
-            args[0] if event == "open" else getattr(args[0], "co_filename", None) if event == "exec" else None
-        )
+        path = args[0] if event == "open" else None
+        if event == "exec":
+            path = getattr(args[0], "co_filename", None)
         allowed = self.roots if event == "open" else CODE
         elsewhere = (
             isinstance(path, str | bytes)
@@ -110,11 +110,11 @@ class Payload:
 
     def values(self) -> list[Any]:
         touch, bait = f"touch {self.ran}", self.bait
+        template = f"{{{{ ''.__class__.__mro__[1].__subclasses__() }}}}{{% include '{bait}/own.py' %}}"
         return [
             *(str(bait / name) for name in ("pickle.pkl", "torch.pt", "array.npy", "own.py")),
             *(str(bait), f"file://{bait}/pickle.pkl", "http://127.0.0.1:9/x", f"local-dir:{bait}"),
-            *("hf-hub:x/y", "stranger/model", f"$({touch})", f"__import__('os').system({touch!r})"),
-            "{{ ''.__class__.__mro__[1].__subclasses__() }}{% include '" + str(bait / "own.py") + "' %}",
+            *("hf-hub:x/y", "stranger/model", f"$({touch})", f"__import__('os').system({touch!r})", template),
             *(
                 "{0.__class__.__init__.__globals__}",
                 "os:system",
@@ -127,17 +127,9 @@ class Payload:
         ]
 
     def keys(self) -> dict[str, Any]:
-        files = (
-            "checkpoint_path",
-            "_name_or_path",
-            "vocab_file",
-            "tokenizer_file",
-            "weights",
-            "file",
-            "folder",
-        )
+        files = ("checkpoint_path", "_name_or_path", "vocab_file", "tokenizer_file", "weights", "file")
         return {
-            **dict.fromkeys(files, self.file),
+            **dict.fromkeys((*files, "folder"), self.file),
             "attn_implementation": "stranger/kernel",
             "auto_map": {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]},
             "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True},

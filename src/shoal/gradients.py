@@ -48,17 +48,6 @@ def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = Fal
     return _dense(grads, params)
 
 
-def _check_loss(loss: Tensor) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
-
-
-def _dense(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> Gradient:
-    """With zeros for ``None``; sparse ones, as of ``nn.Embedding(…, sparse=True)``, as dense ones."""
-    found = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
-    return [g if g.layout == torch.strided else g.to_dense() for g in found]
-
-
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """Compute the inner product a·b of two lists of tensors with the same shapes, such as gradients."""
     return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
@@ -72,7 +61,7 @@ def gip(gradients: Gradients, *, normalize: bool = False) -> Tensor:
     >>> gip([[torch.tensor([1.0, 0.0])], [torch.tensor([2.0, 2.0])]])
     tensor(2.)
     """
-    total = [same.sum(0) for same in _stacked(gradients, least=2)]
+    total = [same.sum(0) for same in _stacked(gradients)]
     squares = torch.stack([inner_product(g, g) for g in gradients])
     if normalize:
         long_enough = squares > torch.finfo(squares.dtype).tiny ** 0.5
@@ -120,16 +109,27 @@ def sign_agreement(gradients: Gradients) -> Tensor:
 
     Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
     """
-    signs = [same.sign() for same in _stacked(gradients, least=2)]
+    signs = [same.sign() for same in _stacked(gradients)]
     total = torch.stack([s.mean(0).abs().sum() for s in signs]).sum()
     return total / torch.stack([(s != 0).any(0).sum() for s in signs]).sum().clamp(min=1)
 
 
-def _stacked(gradients: Gradients, least: int = 1) -> Iterator[Tensor]:
+def _stacked(gradients: Gradients) -> Iterator[Tensor]:
     """For each parameter the gradients of all domains, (S, …)."""
-    if len(gradients) < least:
-        raise InputError(f"gradients of at least {least} domains are compared, got {len(gradients)}.")
+    if len(gradients) < 2:
+        raise InputError(f"gradients of at least 2 domains are compared, got {len(gradients)}.")
     return map(torch.stack, zip(*gradients, strict=True))
+
+
+def _check_loss(loss: Tensor) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
+
+
+def _dense(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> Gradient:
+    """With zeros for ``None``; sparse ones, as of ``nn.Embedding(…, sparse=True)``, as dense ones."""
+    found = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
+    return [g if g.layout == torch.strided else g.to_dense() for g in found]
 
 
 # Rules that combine S gradients into one
@@ -160,7 +160,7 @@ def pcgrad(gradients: Gradients) -> Gradient:
         conflict = (products < 0) & (squares[other] > 0)
         mixture[rows, other] -= torch.where(conflict, products / squares[other], 0)
     weights = mixture.mean(0)
-    return [torch.tensordot(weights.to(same), same, 1) for same in _stacked(gradients, least=2)]
+    return [torch.tensordot(weights.to(same), same, 1) for same in _stacked(gradients)]
 
 
 def and_mask(gradients: Gradients, tau: float = 1.0) -> Gradient:
@@ -205,7 +205,7 @@ def sand_mask(gradients: Gradients, tau: float = 0.5, k: float = 10.0) -> Gradie
 
 def _masked(gradients: Gradients, mask: Callable[[Tensor], Tensor]) -> Gradient:
     """The mean of each tensor, masked and divided by the mask's mean; zero where nothing is left."""
-    pairs = [(each.mean(0), mask(each).to(each.dtype)) for each in _stacked(gradients, least=2)]
+    pairs = [(each.mean(0), mask(each).to(each.dtype)) for each in _stacked(gradients)]
     return [mean * m / (m.mean() + 1e-10) for mean, m in pairs]
 
 
@@ -217,7 +217,7 @@ def agr_sum(gradients: Gradients) -> Gradient:
 
     Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
     """
-    return [torch.where(agree, mean, 0.0) for mean, agree in _agreement(gradients)]
+    return [g.mean(0) * (g.sign().sum(0).abs() == len(g)) for g in _stacked(gradients)]
 
 
 def agr_rand(gradients: Gradients) -> Gradient:
@@ -227,15 +227,11 @@ def agr_rand(gradients: Gradients) -> Gradient:
 
     Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
     """
-    found = _agreement(gradients)
-    count = torch.stack([agree.sum() for _, agree in found]).sum().clamp_min(1)
-    scale = torch.stack([torch.where(agree, mean, 0.0).abs().sum() for mean, agree in found]).sum() / count
-    return [torch.where(agree, mean, scale * torch.randn_like(mean)) for mean, agree in found]
-
-
-def _agreement(gradients: Gradients) -> list[tuple[Tensor, Tensor]]:
-    """For each parameter the mean of the gradients, and where all signs agree."""
-    return [(g.mean(0), g.sign().sum(0).abs() == len(g)) for g in _stacked(gradients, least=2)]
+    agree = [g.sign().sum(0).abs() == len(g) for g in _stacked(gradients)]
+    kept = agr_sum(gradients)
+    count = torch.stack([a.sum() for a in agree]).sum().clamp_min(1)
+    scale = torch.stack([k.abs().sum() for k in kept]).sum() / count
+    return [torch.where(a, k, scale * torch.randn_like(k)) for a, k in zip(agree, kept, strict=True)]
 
 
 RULES = {rule.__name__.replace("_", "-"): rule for rule in (pcgrad, and_mask, sand_mask, agr_sum, agr_rand)}
@@ -381,7 +377,7 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`: losses (S,), the mean gradient, the measure and its gradient."""
+    """The result of :func:`match`: losses (S,), mean gradient, value of the measure and its slope."""
 
     losses: Tensor
     mean: Gradient

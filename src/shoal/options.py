@@ -263,7 +263,7 @@ class LogOptions(TypedDict, total=False):
     track_after: Annotated[bool, Option(False)]
     """Measure the gradient agreement after these steps too, on the same batches."""
     checkpoint_every: Annotated[Count | None, Option()]
-    """Number of steps between checkpoints (default: at evaluations and every five minutes)."""
+    """Number of steps between checkpoints (default: every minute, and at the end)."""
     predictions: Annotated[bool | str, Option(False, "train")]
     """Write predictions in the format of the WILDS leaderboard."""
     wandb: Annotated[str | None, Option(None, "train")]
@@ -290,7 +290,8 @@ class FitOptions(TrainingOptions, ExecutionOptions, LogOptions, total=False):
     capture: Annotated[bool | None, Option()]
     """Replay steps as CUDA graphs (default: if possible)."""
     eval_batch: Annotated[Count | None, Option()]
-    """Number of examples per batch in evaluation (default: by the model's size)."""
+    """Number of examples per batch in evaluation (default: four times those of a training step, at
+    most 1024)."""
     callbacks: Annotated[Sequence[Any], Option(())]
     """Callbacks; see :class:`shoal.Callback`."""
 

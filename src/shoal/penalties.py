@@ -11,9 +11,7 @@ to the loss::
 
 Half-precision inputs are converted to float32, without autocast. Penalties that compare domains need several
 examples of at least two domains in each batch, as :class:`shoal.data.DomainBatchSampler` yields them with
-``mixed=True``. One forward pass of a mixed batch computes BatchNorm's statistics over all domains; one pass
-per domain removes differences in mean and scale before a penalty can measure them. Published code does
-either, and the choice matters: for an untrained ResNet-18 on PACS it changes the gradient by over 100 %.
+``mixed=True``.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
@@ -39,10 +36,9 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def _penalty(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """What all have in common: float32 or float64 without autocast, and second derivatives.
+    """In float32 or float64, with second derivatives, which torch.compile does not know.
 
-    torch.compile, which knows no second derivatives, does not trace it. ``torch.compiler.disable`` as a
-    decorator would import the compiler, which takes longer than importing torch.
+    ``torch.compiler.disable`` as a decorator would import the compiler: it takes longer than importing torch.
     """
 
     @functools.wraps(function)
@@ -66,7 +62,7 @@ def _penalty(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 class Blocks(NamedTuple):
     """The domains of a batch that is ordered by domain, instead of a tensor ``domain``.
 
-    Its values are not read, so that no call waits for the GPU and CUDA graphs can capture the step.
+    A tensor is read by every call, which then waits for the GPU; CUDA graphs need this form.
 
     Args:
         sizes: the number of examples of each domain in the batch, in order.
@@ -99,33 +95,13 @@ def coral(features: Tensor, domain: Domain) -> Tensor:
     sizes, _, features = _grouped(domain, features)
     groups = features.flatten(1).split(sizes)
     means = torch.stack([z.mean(0) for z in groups])
-    # C = AᵀA, with A the centred rows over √(n − 1).
-    roots = [(z - m) * max(len(z) - 1, 1) ** -0.5 for z, m in zip(groups, means, strict=True)]
-    if (d := means.shape[1]) <= len(features):
-        covariances = torch.stack([a.T @ a for a in roots])
-        return _mean_over_pairs(means) + _mean_over_pairs(covariances)
-    # ⟨C_i, C_j⟩ = ‖A_i A_jᵀ‖² needs no matrix of d². In float64, for it is a difference of squares.
-    every = torch.cat(roots).to(widest(features.device))
-    products = _cells((every @ every.T).square(), sizes, torch.sum)
-    return _mean_over_pairs(means) + (_mean_distance(products) / d**2).to(features.dtype)
+    centred = [z - mean for z, mean in zip(groups, means, strict=True)]
+    covariances = torch.stack([c.T @ c / max(len(c) - 1, 1) for c in centred])
 
+    def mean_over_pairs(x: Tensor) -> Tensor:  # from the distances to the middle
+        return 2 / max(len(x) - 1, 1) * (x - x.mean(0)).square().flatten(1).mean(1).sum()
 
-def _mean_over_pairs(x: Tensor) -> Tensor:
-    """The mean over pairs of rows of the mean square of their difference, from distances to the middle."""
-    return 2 / max(len(x) - 1, 1) * (x - x.mean(0)).square().flatten(1).mean(1).sum()
-
-
-def _cells(matrix: Tensor, sizes: Sequence[int], of: Callable[[Tensor], Tensor]) -> Tensor:
-    """One number of each block of a matrix (B, B), for pairs of domains."""
-    rows = [row.split(list(sizes), dim=1) for row in matrix.split(list(sizes))]
-    return torch.stack([torch.stack([of(cell) for cell in row]) for row in rows])
-
-
-def _mean_distance(products: Tensor) -> Tensor:
-    """The mean over pairs of ‖v_i − v_j‖² = ⟨v_i, v_i⟩ + ⟨v_j, v_j⟩ − 2⟨v_i, v_j⟩, from all products."""
-    own, count = products.diagonal(), len(products)
-    apart = own[:, None] + own[None] - 2 * products  # zero on the diagonal
-    return apart.sum() / max(count * (count - 1), 1)
+    return mean_over_pairs(means) + mean_over_pairs(covariances)
 
 
 @_penalty
@@ -148,7 +124,9 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
     squares = every.square().sum(1)
     distances = (squares[:, None] + squares[None] - 2 * every @ every.T).clamp(min=0)
     kernel = torch.stack([torch.exp(-gamma * distances) for gamma in GAMMAS]).sum(0)
-    return _mean_distance(_cells(kernel, sizes, torch.mean)).to(features.dtype)
+    means = torch.stack([cell.mean() for row in kernel.split(sizes) for cell in row.split(sizes, dim=1)])
+    same, count = means.reshape(len(sizes), -1).diagonal(), len(sizes)
+    return (2 * (count * same.sum() - means.sum()) / max(count * (count - 1), 1)).to(features.dtype)
 
 
 @_penalty
@@ -198,11 +176,8 @@ def vrex(losses: Tensor, domain: Domain) -> Tensor:
 def miro(features: Tensor, pretrained: Tensor, variance: Tensor) -> Tensor:
     """How far features are from those of the pretrained model (MIRO), ½ mean((z − z₀)²/σ² + log σ²).
 
-    A bound on the mutual information of both, up to a constant. Use the sum over several layers, and learn σ²
-    with the model, at ten times its learning rate; it begins at 0.1. ::
-
-        variance = softplus(b) + 1e-5  # one for each channel
-        loss = cross_entropy(logits, y) + 0.1 * miro(z, z0, variance)
+    Use the sum over several layers, and learn σ² with the model, at ten times its learning rate; it begins at
+    0.1, such as ``variance = softplus(b) + 1e-5``, with one b for each channel.
 
     Args:
         features: z, of any shape.
@@ -218,20 +193,10 @@ def miro(features: Tensor, pretrained: Tensor, variance: Tensor) -> Tensor:
     return ((features - pretrained).square() / variance + variance.log()).mean() / 2
 
 
-def _domain_losses(
-    losses: Tensor, domain: Domain, *, least: int = 1, known: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """The domains' mean losses, (S,), and the domains' numbers."""
-    if losses.ndim != 1:
-        raise InputError(f'losses must be (B,), got {tuple(losses.shape)}: reduction="none" gives them.')
-    sizes, ids, losses = _grouped(domain, losses, least=least, known=known)
-    return torch.stack([each.mean() for each in losses.split(sizes)]), ids
-
-
 class GroupWeights(nn.Module):
-    """The state of :func:`group_dro`: one weight per domain, in a buffer. Save it with the model.
+    """The state of :func:`group_dro`: one weight per domain, in a buffer, updated in training mode.
 
-    Each call in training mode updates it. With several processes, average ``log_weights`` after each step.
+    Save it with the model. With several processes, average ``log_weights`` after each step.
 
     Args:
         domains: the total number of domains; domain indices are 0 to ``domains − 1``.
@@ -253,7 +218,7 @@ def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
 
     Domains with a high loss get a higher weight: q_d ∝ exp(η Σ L_d), summed over the batches that contain the
     domain. If a batch contains S of T domains, the loss is multiplied by T/S, so that its expectation is the
-    loss over all domains. ``losses`` and ``domain`` are the batch, ``weights`` are the q_d.
+    loss over all domains. ``losses`` and ``domain`` are the batch, ``weights`` hold the q_d.
 
     >>> group_dro(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), GroupWeights(2, step_size=0.0))
     tensor(2.)
@@ -279,9 +244,8 @@ def quantile_risk(losses: Tensor, domain: Domain, quantile: float = 0.75) -> Ten
 
         1/S Σ_i Φ((k − L_i)/h) = α,    h = 1.06 σ S^(−1/5)
 
-    with σ the sample standard deviation of the L_i (the normal reference rule). Its derivative is that of
-    this equation. Above α = 1/2 the quantile grows with the spread of the losses. One domain's quantile is
-    its loss, that of equal losses their mean.
+    with σ the sample standard deviation of the L_i. One domain's quantile is its loss, that of equal losses
+    their mean.
 
     Args:
         losses, domain: the batch.
@@ -296,33 +260,20 @@ def quantile_risk(losses: Tensor, domain: Domain, quantile: float = 0.75) -> Ten
         raise InputError(f"must be above 0 and below 1, got {quantile}.", "quantile")
     means, _ = _domain_losses(losses, domain)
     each = means.to(widest(means.device))
-    mean = each.mean()
+    mean, width = each.mean(), 1.06 * len(each) ** -0.2
     variance = (each - mean).square().sum() / max(1, len(each) - 1)
     scale = torch.where(variance > 0, variance, 1).sqrt()
-    found = mean + scale * _kernel_quantile((each - mean) / scale, quantile)
-    return torch.where(variance > 0, found, mean).to(means.dtype)
-
-
-def _kernel_quantile(points: Tensor, quantile: float) -> Tensor:
-    """The quantile of standardised points: of a sum of normal distributions of the width of their rule.
-
-    It lies between that of the lowest and that of the highest kernel. Every round of the search looks at 256
-    places at a time: bisection, eight halvings at once. The slope of the root is that of the equation it
-    solves, dk/du_i = φ_i/Σφ, where φ_i is the density of kernel i at k.
-    """
-    width = 1.06 * len(points) ** -0.2
+    points = (each - mean) / scale
     with torch.no_grad():
-        low = points.min() + width * NormalDist().inv_cdf(quantile)
-        step = points.max() - points.min()
-        places = torch.arange(256, dtype=points.dtype, device=points.device)
-        for _ in range(7):
-            step = step / len(places)
-            tried = low + step * places
-            below = torch.special.ndtr((tried[:, None] - points) / width).mean(1) <= quantile
-            low = low + step * (below.sum() - 1).clamp(min=0)
+        low, high = points.min() - 40 * width, points.max() + 40 * width
+        for _ in range(64):  # bisection
+            middle = (low + high) / 2
+            below = torch.special.ndtr((middle - points) / width).mean() < quantile
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        # The slope of the root is that of the equation: dk/du_i = φ_i/Σφ, with φ_i the kernel's density at k.
         share = (-((low - points) / width).square() / 2).softmax(0)
-    found: Tensor = low + (share * (points - points.detach())).sum()
-    return found
+    root = low + (share * (points - points.detach())).sum()
+    return torch.where(variance > 0, mean + scale * root, mean).to(means.dtype)
 
 
 class FishrVariances(nn.Module):
@@ -336,7 +287,7 @@ class FishrVariances(nn.Module):
         features: the number of inputs of the last layer.
         outputs: the number of outputs of the last layer.
         bias: whether the last layer has a bias.
-        ema: κ, the decay of the moving average.
+        ema: κ, the decay of the moving average, below 1.
         dtype: the dtype of the buffer.
     """
 
@@ -417,8 +368,7 @@ def _gradient_variances(loss: Loss, logits: Tensor, features: Tensor, y: Tensor,
     # In float64, for it is a difference of squares. The loss is a mean, hence the factor.
     r, z = slope.reshape(count, -1).to(kind) * count, features.flatten(1).to(kind)
     found = (r.square().T @ z.square() / count - (r.T @ z / count).square()).flatten()
-    found = torch.cat([found, r.var(0, correction=0)]) if bias else found
-    return found.to(features.dtype)
+    return (torch.cat([found, r.var(0, correction=0)]) if bias else found).to(features.dtype)
 
 
 class DomainDiscriminator(nn.Module):
@@ -463,7 +413,7 @@ class DomainDiscriminator(nn.Module):
         weight: float = 1.0,
     ) -> None:
         super().__init__()
-        self.features, self.domains, self.weight = features, domains, weight
+        self.domains, self.weight = domains, weight
         widths = [features, *[width] * (depth - 1)]
         layers: list[nn.Module] = []
         for a, b in pairwise(widths):
@@ -478,12 +428,7 @@ class DomainDiscriminator(nn.Module):
 
     @_penalty
     def loss(
-        self,
-        features: Tensor,
-        domain: Domain,
-        y: Tensor | None = None,
-        *,
-        gradient_penalty: float | Tensor = 0.0,
+        self, features: Tensor, domain: Domain, y: Tensor | None = None, *, gradient_penalty: Any = 0.0
     ) -> Tensor:
         """The cross-entropy of the predicted domains, plus ``gradient_penalty`` times a penalty.
 
@@ -532,13 +477,11 @@ def mixup(
     first; the surplus of the larger one is not used. Each pair has one λ from Beta(α, α). Mix the losses too:
 
         x, y, y_other, share = mixup(x, y, domain)
-        logits = model(x)
-        losses, others = (cross_entropy(logits, t, reduction="none") for t in (y, y_other))
+        losses, others = (cross_entropy(model(x), t, reduction="none") for t in (y, y_other))
         loss = (share * losses + (1 - share) * others).mean()
 
     Args:
-        x: (B, …), or a nested list, tuple or dict of such tensors; features if inputs cannot be mixed. uint8
-            images stay uint8.
+        x: (B, …), or a nested list, tuple or dict of such tensors; uint8 images stay uint8.
         y, domain: the targets and domain indices.
         alpha: α; the smaller, the less is mixed.
         shares: the λ of each pair, (S,), instead of random ones.
@@ -558,8 +501,7 @@ def mixup(
     map_nest(parts.append, x)
     if not all(part.is_floating_point() or part.dtype == torch.uint8 for part in parts):
         raise InputError(
-            "x must hold floating-point numbers or uint8 images; in place of token ids, which have nothing "
-            "between them, mix features."
+            "x must hold floating-point numbers or uint8 images; in place of token ids, mix features."
         )
     sizes, _, order, *_ = _grouped(domain, torch.arange(len(y), device=y.device), y, *parts)
     if shares is None:
@@ -583,30 +525,25 @@ def mixup(
 
 
 def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
-    """Sample from Beta(α, α), by logarithms: for a small α most are beyond floating-point numbers.
-
-    The values are X/(X + Y) of samples from Gamma(α), which is Gamma(α + 1) times U^(1/α).
-
-    Args:
-        count: number of values.
-        alpha: α.
-        device: device of the values.
-    """
+    """Sample ``count`` numbers from Beta(``alpha``, ``alpha``) on a ``device``."""
     if not alpha > 0:
         raise InputError(f"must be above 0, got {alpha}.", "alpha")
     alphas = torch.full((count, 2), alpha, dtype=widest(device), device=device)
-    logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
-    return torch.sigmoid(logs[:, 0] - logs[:, 1])
+    return torch._sample_dirichlet(alphas)[:, 0]
 
 
-# What they have in common
+def _domain_losses(
+    losses: Tensor, domain: Domain, *, least: int = 1, known: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The domains' mean losses, (S,), and the domains' numbers."""
+    if losses.ndim != 1:
+        raise InputError(f'losses must be (B,), got {tuple(losses.shape)}: reduction="none" gives them.')
+    sizes, ids, losses = _grouped(domain, losses, least=least, known=known)
+    return torch.stack([each.mean() for each in losses.split(sizes)]), ids
 
 
 def _grouped(domain: Domain, *tensors: Tensor, least: int = 2, known: int | None = None) -> Any:
-    """The sizes and numbers of the domains as they first appear, then the tensors in that order.
-
-    At least that many domains are needed; with ``known``, their numbers are from 0 to that.
-    """
+    """The sizes and numbers of the domains as they first appear, then the tensors in that order."""
     rows = (sum(domain.sizes),) if isinstance(domain, Blocks) else tuple(domain.shape)
     shapes = [tuple(t.shape) for t in tensors]
     if rows == (0,) or any(shape[:1] != rows for shape in shapes):

@@ -68,7 +68,6 @@ def test_found_in_its_folder_above_it_and_by_default(
         ("terra-incognita", {n: f"location_{n[1:]}" for n in ("L100", "L38", "L43", "L46")}),
         ("office-home", {"art": "Art", "clipart": "Clipart", "product": "Product", "real": "Real World"}),
         ("vlcs", {"Caltech101": "CALTECH", "LabelMe": "LABELME", "SUN09": "SUN", "VOC2007": "PASCAL"}),
-        ("vlcs", {n: f"{n}/full" for n in ("Caltech101", "LabelMe", "SUN09", "VOC2007")}),
     ],
 )
 def test_mirrors_name_folders_otherwise(name: str, folders: dict[str, str], tmp_path: Path) -> None:
@@ -76,16 +75,6 @@ def test_mirrors_name_folders_otherwise(name: str, folders: dict[str, str], tmp_
     data = datasets.load(name, folder=str(tmp_path), size=16, held_out=[])
     assert set(data.splits["train"].names) == set(layout(name).domains)
     assert data.classes == 2
-
-
-def test_parts_of_a_domain_are_joined(tmp_path: Path) -> None:
-    plant(tmp_path, "vlcs", {n: f"{n}/train" for n in layout("vlcs").domains})
-    for part in ("test", "full"):
-        for n in layout("vlcs").domains:
-            (tmp_path / n / part / "cat").mkdir(parents=True)
-            Image.new("RGB", (16, 16)).save(tmp_path / n / part / "cat" / "x.png")
-    data = datasets.load("vlcs", folder=str(tmp_path), held_out=[], size=16)
-    assert len(data.examples) == 4 * 13  # train and test, not full
 
 
 def test_what_is_missing_is_named_and_where_to_get_it(

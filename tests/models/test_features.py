@@ -165,7 +165,7 @@ def test_named_layers() -> None:
     ("model", "layer", "x", "message"),
     [
         (Own, "bodi", numbers(), r"features: unknown layer of Own 'bodi'\. Did you mean 'body'"),
-        (Own, "unused", numbers(), r"layer 'unused' is not executed in a forward pass of Own"),
+        (Own, "unused", numbers(), "features of Own: layer 'unused' is not executed"),
         (Recurrent, "lstm", numbers(2, (5, 4)), r"must be one tensor of floats, .*'lstm' gives 3"),
         (Shared, None, numbers(), r"one last linear layer .*'layer'"),
         (lambda: TwoHeads(lambda a, b: a + b), None, numbers(), r"one last linear layer .*'one', 'two'"),

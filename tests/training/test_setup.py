@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too many domains per step": ({"domains_per_step": 4}, "domains_per_step=4.* 3 "),
     "more batches per step than domains": (
         {"algorithm": "groupdro", "draw": "pooled", "domains_per_step": 4},
-        "GroupDRO .*3 domains; domains_per_step=4",
+        "GroupDRO compares domains; domains_per_step=4 .* 3",
     ),
     "features of a layer that is not there": (
         {"algorithm": "coral", "settings": {"features": "nowhere"}},
@@ -111,6 +111,16 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Any) -> None:
     steps = [point.step for point in stop.value.history]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) > 1
+
+
+class Large(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (torch.empty(2**48).sum() if self.training else 0.0)
+
+
+def test_a_batch_that_is_larger_than_the_memory() -> None:
+    with pytest.raises(InputError, match="4 examples from each of 3 domains do not fit in memory"):
+        fit("erm", Large(3, 2))
 
 
 class Pair(nn.Linear):

@@ -1,7 +1,5 @@
 """Agr-Rand: gradient surgery that replaces components whose signs differ by noise."""
 
-from __future__ import annotations
-
 from shoal.algorithms.base import Engine, Gradient, Log, Step, Surgery
 from shoal.data.batch import MetaBatch
 from shoal.gradients import agr_rand

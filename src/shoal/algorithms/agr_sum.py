@@ -1,7 +1,5 @@
 """Agr-Sum: gradient surgery that keeps the components on whose sign all domains agree."""
 
-from __future__ import annotations
-
 from shoal.algorithms.base import Gradient, Surgery
 from shoal.gradients import agr_sum
 

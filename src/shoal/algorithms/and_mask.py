@@ -1,7 +1,5 @@
 """AND-mask: updates only of parameters whose gradients have the same sign in all domains."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from shoal.algorithms.base import Gradient, Surgery

@@ -1,7 +1,5 @@
 """CDANN: features from which the domain cannot be predicted within a class."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.algorithms.base import Outputs

@@ -1,7 +1,5 @@
 """CORAL: training with a penalty on different means and covariances of features between domains."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.algorithms.base import Outputs

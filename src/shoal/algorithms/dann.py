@@ -1,7 +1,5 @@
 """DANN: features from which the domain cannot be predicted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

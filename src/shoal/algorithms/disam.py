@@ -1,7 +1,5 @@
 """DISAM: sharpness-aware minimization that perturbs weights less towards domains of low loss."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from torch import Tensor

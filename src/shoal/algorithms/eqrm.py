@@ -1,7 +1,5 @@
 """EQRM: a low loss with a given probability over domains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any

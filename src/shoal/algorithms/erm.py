@@ -1,7 +1,5 @@
 """ERM: plain training on the examples of all domains pooled."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from shoal.algorithms.base import Algorithm, Draw, Engine, Gradient, Log, Step

@@ -1,7 +1,5 @@
 """ERM by domain: plain training with one forward pass per domain, the control for BatchNorm."""
 
-from __future__ import annotations
-
 from shoal.algorithms.base import Algorithm
 
 

@@ -1,7 +1,5 @@
 """Fish: gradient matching between domains, by an inner loop over domains and an interpolation back."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Fishr: per-example gradients with the same variance in every domain."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

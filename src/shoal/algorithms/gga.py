@@ -1,7 +1,5 @@
 """GGA: early in training, a local search for parameters where the gradients of the domains agree."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

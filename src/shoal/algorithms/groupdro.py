@@ -1,7 +1,5 @@
 """GroupDRO: training with more weight on domains with a high loss."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """Hessian alignment: equal gradients and curvature of the head in all domains."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """IDGM: inter-domain gradient matching, optimised directly."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 

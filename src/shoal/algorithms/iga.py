@@ -1,7 +1,5 @@
 """IGA: gradients that vary little between domains."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 

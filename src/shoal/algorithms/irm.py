@@ -1,7 +1,5 @@
 """IRM: one classifier that is optimal in every domain."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.algorithms.base import Outputs

@@ -1,7 +1,5 @@
 """Inter-domain Mixup: training on weighted averages of examples from two domains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal

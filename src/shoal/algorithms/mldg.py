@@ -1,7 +1,5 @@
 """MLDG: meta-learning of steps on some domains that also reduce the loss on others."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """MMD: features with the same distribution in every domain, measured with kernels."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.algorithms.base import Outputs

@@ -1,7 +1,5 @@
 """PCGrad: removal of conflicting components from the gradients of the domains."""
 
-from __future__ import annotations
-
 from shoal.algorithms.base import Gradient, Surgery
 from shoal.gradients import pcgrad
 

@@ -1,7 +1,5 @@
 """What algorithms with a penalty have in common; the penalties themselves are in :mod:`shoal.penalties`."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """PGrad: steps along the principal directions of a trajectory through the domains."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

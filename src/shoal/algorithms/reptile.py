@@ -1,7 +1,5 @@
 """Reptile: the update of Fish with an inner loop within one domain, as a control."""
 
-from __future__ import annotations
-
 from shoal.algorithms.fish import Fish
 
 

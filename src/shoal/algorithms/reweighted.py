@@ -1,7 +1,5 @@
 """Reweighted: plain training on examples drawn equally often from every domain."""
 
-from __future__ import annotations
-
 from shoal.algorithms.erm import ERM
 
 

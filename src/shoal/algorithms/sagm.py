@@ -1,7 +1,5 @@
 """SAGM: sharpness-aware minimization with matching of the gradients of both losses."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from shoal.algorithms.base import Engine, Gradient, Log, Step

@@ -1,7 +1,5 @@
 """SAM: sharpness-aware minimization, a low loss in a neighbourhood of the weights."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Annotated, ClassVar
 

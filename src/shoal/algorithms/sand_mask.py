@@ -1,7 +1,5 @@
 """SAND-mask: AND-mask with a smooth threshold that depends on the variance of the gradients."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from shoal.algorithms.base import Gradient, Surgery

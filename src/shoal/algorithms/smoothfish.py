@@ -1,7 +1,5 @@
 """SmoothFish: Fish with the weight of gradient matching as a hyperparameter."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import torch

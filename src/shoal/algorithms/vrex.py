@@ -1,7 +1,5 @@
 """VREx: training with a penalty on differences of the loss between domains."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from shoal.algorithms.base import Outputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +21,11 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import PYTHON, RunRecord
 from shoal.files import read_yaml
 from shoal.losses import BINARY, find_terms
-from shoal.models.batchnorm import freeze_batchnorm
+from shoal.models.backbones import freeze_batchnorm
 from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training.calibration import calibrated
 from shoal.training.callbacks import Point
+from shoal.training.card import model_files
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
 from shoal.training.metrics import METRICS
@@ -33,7 +33,7 @@ from shoal.training.options import OPTIMIZERS, complete, plain
 from shoal.training.processes import Processes
 from shoal.training.recipes import Job, find_recipe
 from shoal.training.setup import Setup
-from shoal.training.summary import describe, model_files, summary
+from shoal.training.summary import describe, summary
 
 if TYPE_CHECKING:
     import pandas
@@ -67,10 +67,8 @@ class Fit:
     rule: str
     seconds: float
     captured: bool
-    agreement: list[dict[str, Any]] = field(default_factory=list)
-    """How well the domains' gradients agreed, where it was tracked."""
-    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Everything measured, as plain data: what ``record.json`` in a run's folder holds."""
+    agreement: list[dict[str, Any]]
+    record: Mapping[str, Any]
     _files: Callable[..., dict[str, bytes]] = field(default=dict, repr=False)
     _trained: Trained | None = field(default=None, repr=False)
 
@@ -121,10 +119,8 @@ class Fit:
     def _scores_with(self, name: str) -> Scores:
         """Those of the split called ``name``, or of the first split that has such a domain."""
         found = self.selected.scores
-        if name in found:
-            return found[name]
-        for split in ("test", "validation", "id_test", "id_validation", "train"):
-            if split in found and name in found[split].names:
+        for split in (name, "test", "validation", "id_test", "id_validation", "train"):
+            if split in found and name in (split, *found[split].names):
                 return found[split]
         raise unknown_name("domain or split", name, [n for s in found for n in (s, *found[s].names)])
 
@@ -171,9 +167,10 @@ class Fit:
         """Return a DataFrame with one row per evaluation, split and domain."""
         import pandas
 
+        points = self.history if self.selected in self.history else [*self.history, self.selected]
         rows = [
             (point.step, point is self.selected, split, domain, scores.metric, value)
-            for point in self.history
+            for point in points
             for split, scores in point.scores.items()
             for domain, value in zip(scores.names, scores.values, strict=True)
         ]
@@ -189,14 +186,9 @@ class Fit:
         return f"Fit({type(self.algorithm).__name__}, {self.rule}: {', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        rows = [("split", "domain", "metric", "score")]
-        for split, scores in self.selected.scores.items():
-            shown = [("all", scores.average), *zip(scores.names[:20], scores.values, strict=False)]
-            rows += [(split, name, scores.metric, f"{value:.4g}") for name, value in shown]
-        cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
-        return (
-            f"<table><caption>{html.escape(repr(self))}</caption><tr>{'</tr><tr>'.join(cells)}</tr></table>"
-        )
+        frame = self.to_frame()
+        html: str = frame[frame.selected].drop(columns=["step", "selected"]).to_html(index=False, max_rows=50)
+        return html
 
 
 @public("steps", "batch_size", "lr", "settings", "seed", "metric", "device")
@@ -344,6 +336,7 @@ def as_domain_data(
     classes: int | None = None,
     loss: Loss | None = None,
 ) -> DomainData:
+    """The datasets of each domain and split as one."""
     if isinstance(train, DomainData):
         if validation is not None or test is not None or task is not None:
             raise InputError(
@@ -355,8 +348,6 @@ def as_domain_data(
     for split, named in (("train", train), ("validation", validation), ("test", test)):
         if named is None:
             continue
-        if not isinstance(named, Mapping):
-            raise InputError(f"{split} must map names of domains to datasets, got {type(named).__name__}.")
         if not named:
             raise InputError(f"{split} is empty; it must map names of domains to datasets.")
         members[split] = [str(name) for name in named]

@@ -55,12 +55,13 @@ def score_frame(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
 
 @contextlib.contextmanager
 def messages(shown: bool) -> Iterator[Callable[..., None]]:
-    """A function that shows lines on stderr. Where the columns of a table are shown, they are no warnings."""
+    """A function that shows sentences and tables on stderr; what these say of columns is no warning then."""
 
     def show(*lines: str) -> None:
         for line in filter(None, lines if shown else ()):
-            end = "\n" if "\n" in line else ".\n"
-            print(f"{line[:1].upper()}{line[1:].rstrip('.')}", end=end, file=sys.stderr, flush=True)
+            if "\n" not in line:
+                line = f"{line[:1].upper()}{line[1:].rstrip('.')}."
+            print(line, file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         if shown:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
@@ -46,7 +45,7 @@ class Group:
     seen: str = ""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Score(Result):
     """The result of :func:`score`; ``print`` shows it.
 
@@ -62,12 +61,10 @@ class Score(Result):
         domains: metrics of each domain.
         class_names: names of the classes.
         unlabelled: number of rows without a label.
-        unusable: labels that are classes unknown to the model or, in regression, no numbers; with their
-            counts.
+        unusable: labels that are unknown classes or no numbers, with their counts.
         calibration: reliability of the probabilities, in classification.
         uncalibrated: the same without the temperature of the model, if it has one.
-        drift: drift of each column, flagged columns first; ``None`` if the model has no summary of its
-            training columns.
+        drift: drift of each column, flagged columns first; ``None`` where training columns are not known.
         notes: remarks on the data.
         out: file that was written, if any.
     """
@@ -90,13 +87,6 @@ class Score(Result):
     notes: tuple[str, ...] = ()
     out: Path | None = None
 
-    @property
-    def worst(self) -> Group | None:
-        """The domain with the lowest accuracy, or the highest mean absolute error."""
-        name, sign = BY_DOMAIN[self.task][0], 1 if self.task == "classification" else -1
-        known = [(sign * v, group) for group in self.domains if (v := group.metrics[name].value) is not None]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
-
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "out"}
 
@@ -106,8 +96,7 @@ class Score(Result):
 
         rows = []
         for group in (*self.domains, self.overall):
-            row: dict[str, Any] = {"domain": group.name, "rows": group.rows, "entities": group.entities}
-            row["seen"] = group.seen
+            row = {"domain": group.name, "rows": group.rows, "entities": group.entities, "seen": group.seen}
             for name, estimate in group.metrics.items():
                 row |= {name: estimate.value, f"{name} low": estimate.low, f"{name} high": estimate.high}
             rows.append(row)
@@ -117,66 +106,45 @@ class Score(Result):
         metrics = Table(["all rows", "value (95 %)"])
         for name, estimate in self.overall.metrics.items():
             metrics.add(name, _cell(estimate))
+        parts, names = [self.scored(), metrics.text()], BY_DOMAIN[self.task]
+        if self.domains:
+            table = Table([f"domain ({self.domain})", "rows", "entities", "seen", *names])
+            for group in self.domains[:SHOWN]:
+                cells = (_cell(group.metrics[name]) for name in names)
+                table.add(group.name, f"{group.rows:,}", f"{group.entities:,}", group.seen, *cells)
+            parts.append(table.text())
+        if self.calibration is not None:
+            error, chance = self.calibration["error"], self.calibration["chance"]
+            text = f"Expected calibration error {error:.3f}, by chance below {chance:.3f}"
+            if self.uncalibrated:
+                text += f"; {self.uncalibrated['error']:.3f} without the temperature of the model"
+            parts.append(f"{text}.")
+        if self.drift:
+            flagged = sum(bool(one.flags) for one in self.drift)
+            parts.append(f"{flagged} of {len(self.drift)} columns differ from training beyond sampling.")
+            table = Table(["column", "kind", "difference"])
+            for one in [one for one in self.drift if one.words()][:SHOWN]:
+                table.add(one.column, one.kind, one.words())
+            parts += [table.text()] if table.rows else []
         saved = [f"Saved in {self.out}."] if self.out else []
-        parts = [self._rows(), metrics.text(), *self._domains(), *self._calibration(), *self._drift()]
-        return "\n\n".join([*parts, *map(_filled, (*self.notes, *saved))])
+        return "\n\n".join([*parts, *map(clean, self.notes), *saved])
 
-    def _rows(self) -> str:
-        """How many rows are scored, and which are not."""
-        positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
-        scored = f"{self.overall.rows:,} of {self.rows:,} rows of {self.data}"
-        lines = [f"{scored} (label {self.label!r}{positive})"]
+    def scored(self) -> str:
+        """How many rows are scored, and which are not, as text."""
+        text = f"{self.overall.rows:,} of {self.rows:,} rows of {self.data} (label {self.label!r})"
+        if len(self.class_names) == 2:
+            text += f"; positive class {self.class_names[1]!r}"
         if self.group:
-            lines.append(f"Intervals are those of {self.overall.entities:,} entities ({self.group!r}).")
+            text += f"; {self.overall.entities:,} entities ({self.group!r})"
         if self.unlabelled:
-            lines.append(f"Excluded: {self.unlabelled:,} without a label.")
+            text += f"; {self.unlabelled:,} without a label"
         if self.unusable:
             some = ", ".join(f"{name!r} ({count:,})" for name, count in list(self.unusable.items())[:3])
-            what = "of unknown classes" if self.task == "classification" else "with a label that is no number"
-            lines.append(f"Excluded: {sum(self.unusable.values()):,} {what}: {some}.")
-        return "\n".join(map(_filled, lines))
-
-    def _domains(self) -> Iterator[str]:
-        if not self.domains:
-            return
-        names, worst = BY_DOMAIN[self.task], self.worst if len(self.domains) > 1 else None
-        table = Table(["domain", "rows", "entities", "in training", *(f"{name} (95 %)" for name in names)])
-        for group in self.domains[:SHOWN]:
-            seen = "yes" if group.seen == "training" else group.seen
-            metrics = (_cell(group.metrics[name]) for name in names)
-            table.add(group.name, f"{group.rows:,}", f"{group.entities:,}", seen, *metrics)
-        more = f", {SHOWN} of {len(self.domains):,}" if len(self.domains) > SHOWN else ""
-        yield _filled(f"By domain ({self.domain}{more}){f'; worst: {worst.name}' if worst else ''}")
-        yield table.text()
-
-    def _calibration(self) -> Iterator[str]:
-        if self.calibration is None:
-            return
-        error, chance, before = self.calibration["error"], self.calibration["chance"], ""
-        what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
-        result = "more than sampling explains" if error > chance else "no significant miscalibration"
-        if self.uncalibrated:
-            before = f", {self.uncalibrated['error']:.3f} without the temperature of the model"
-        yield _filled(
-            f"Calibration of the probability of {what}: expected calibration error {error:.3f} (below "
-            f"{chance:.3f} for 95 % of perfectly calibrated models with as many rows{before}): {result}."
-        )
-
-    def _drift(self) -> Iterator[str]:
-        if not self.drift:
-            return
-        flagged = sum(bool(one.flags) for one in self.drift)
-        count = f"{flagged or 'none'} of {len(self.drift)} columns differ{'s' * (flagged < 2)}"
-        yield f"Drift: {count} from training by more than sampling explains."
-        table = Table(["column", "kind", "distance", "p", "difference"])
-        for one in [one for one in self.drift if one.words()][:SHOWN]:
-            numbers = ("–" if value is None else f"{value:.3f}" for value in (one.distance, one.p))
-            table.add(one.column, one.kind, *numbers, one.words())
-        if table.rows:
-            yield table.text()
+            text += f"; {sum(self.unusable.values()):,} excluded for their labels: {some}"
+        return clean(text)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class PairedScores(Result):
     """The result of :func:`score` for several models; ``print`` shows it.
 
@@ -204,33 +172,25 @@ class PairedScores(Result):
         table = Table(["all rows (95 %)", *(one.model for one in self.scores)])
         for metric in first.overall.metrics:
             table.add(metric, *(_cell(one.overall.metrics[metric]) for one in self.scores))
-        parts = [first._rows(), table.text()]
-        for name, groups in self.differences.items():
-            parts.append(_filled(f"Difference {name} − {first.model}, on the same rows (95 %):"))
-            table = Table(["", *groups["all rows"]])
-            for group, metrics in list(groups.items())[: SHOWN + 2]:
+        seen = Table(["seen", *(one.model for one in self.scores)])
+        for groups in zip(*(one.domains for one in self.scores), strict=True):
+            seen.add(groups[0].name, *(group.seen for group in groups))
+        parts = [first.scored(), table.text(), *([seen.text()] if seen.rows else [])]
+        for name, found in self.differences.items():
+            table = Table([f"{name} − {first.model}", *found["all rows"]])
+            for group, metrics in list(found.items())[: SHOWN + 2]:
                 table.add(group, *(_cell(estimate, "+") for estimate in metrics.values()))
             parts.append(table.text())
-        for domain in first.domains:
-            pairs = ((one.model, d.seen) for one in self.scores for d in one.domains if d.name == domain.name)
-            trained = [model for model, seen in pairs if seen == "training"]
-            if 0 < len(trained) < len(self.scores):
-                which = f"{domain.name} is a training domain of {', '.join(trained)} only"
-                parts.append(_filled(f"{which}: no fair comparison."))
-        return "\n\n".join([*parts, *map(_filled, first.notes)])
-
-
-def _filled(line: str) -> str:
-    return textwrap.fill(clean(line), 100, break_long_words=False, break_on_hyphens=False)
+        return "\n\n".join(parts)
 
 
 def _cell(estimate: Estimate, sign: str = "") -> str:
     if estimate.value is None:
         return f"undefined: {estimate.undefined}" if estimate.undefined else "–"
-    value, *ends = (
-        None if v is None else number(v, None, sign) for v in (estimate.value, estimate.low, estimate.high)
-    )
-    return str(value) if None in ends else f"{value} ({ends[0]} to {ends[1]})"
+    text = number(estimate.value, None, sign)
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} ({number(estimate.low, None, sign)} to {number(estimate.high, None, sign)})"
 
 
 @overload
@@ -264,14 +224,12 @@ def score(
     explains. Of several models, the differences to the first are paired by row.
 
     Args:
-        model: run folder, or several for models of the same task. In Python also a model from
-            :func:`shoal.load`, or a list.
-        data: table (.csv, .parquet …), or folder of images arranged as domain/class/image or class/image. In
-            Python also a DataFrame or a mapping of columns.
+        model: run folder, or several for models of the same task; in Python also from :func:`shoal.load`.
+        data: table (.csv, .parquet …, DataFrame or mapping of columns), or folder of images arranged as
+            domain/class/image or class/image.
         label: column to predict (default: as in training).
         domain: column with the domain of each row (default: as in training).
-        group: column that identifies the entity of each row, such as a patient; rows of one entity are not
-            independent (default: as in training).
+        group: column that identifies the entity of each row, such as a patient (default: as in training).
         column: text column of a table, for text models (default: as in training).
         out: JSON file to write, or folder for score.json (default: none).
         batch_size: number of examples per batch.

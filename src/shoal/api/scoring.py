@@ -13,7 +13,7 @@ import pandas
 from numpy.typing import NDArray
 
 from shoal.api.score import BY_DOMAIN, Group, Score
-from shoal.data.tables import Encoder, Table, as_table, is_table, need_column, quoted
+from shoal.data.tables import Encoder, Table, as_table, need_column, quoted
 from shoal.data.tables.cells import Format
 from shoal.errors import InputError, shown
 from shoal.experiments.drift import ColumnDrift, column_drift
@@ -30,30 +30,20 @@ from shoal.experiments.statistics import (
 from shoal.trained import Trained, input_errors
 
 Array = NDArray[Any]
-WITHOUT = {"domain": "all rows are one group", "group": "rows count as independent"}
 
 
 class Rows(NamedTuple):
-    """What is known of every row of labelled data.
-
-    Attributes:
-        labels: numbers of classes, or numbers; NaN where the label is missing or cannot be used.
-        unusable: labels that cannot be used, with their counts.
-        domains: name of the domain, or ``None``.
-        entities: number of the entity.
-        columns: columns that they are in.
-        notes: remarks.
-    """
+    """Of every row the label (a number of a class or a number; NaN where it cannot be used), the name of the
+    domain or ``None``, and the number of the entity; and the columns that they are in."""
 
     labels: Array
-    unusable: Mapping[str, int]
     domains: Array
     entities: Array
     columns: Mapping[str, str | None]
+    unusable: Mapping[str, int]
     notes: Sequence[str] = ()
 
     def by_domain(self) -> dict[str, Array]:
-        """The rows of each domain, by name."""
         rows = pandas.Series(self.domains).groupby(self.domains).indices
         return {str(name): rows[name] for name in sorted(rows)}
 
@@ -66,8 +56,8 @@ def rows_of_table(trained: Trained, table: Table, roles: Mapping[str, str | None
     columns, notes = dict[str, str | None](), list[str]()
     for role, given in roles.items():
         name = given or about.get("name" if role == "label" else role)
-        if given is None and role in WITHOUT and name not in (None, *table):
-            notes.append(f"There is no {role} column {name!r}, so {WITHOUT[role]}.")
+        if given is None and role != "label" and name not in (None, *table):
+            notes.append(f"There is no {role} column {name!r}.")
             name = None
         columns[role] = None if name is None else need_column(str(name), table, role)
     if columns["label"] is None:
@@ -81,12 +71,10 @@ def rows_of_table(trained: Trained, table: Table, roles: Mapping[str, str | None
     domains, entities = np.full(len(labels), None, object), np.arange(len(labels))
     if columns["domain"] is not None:
         domains = np.array([text or None for text in table[columns["domain"]].texts()], object)
-        if lacking := list(domains).count(None):
-            notes.append(f"{lacking:,} rows without a domain are included in the overall scores only.")
     if columns["group"] is not None:
         codes = table[columns["group"]].categories()[1]
         entities = np.where(codes < 0, codes.max() + 1 + entities, codes)  # a row without one is its own
-    return Rows(labels, unusable, domains, entities, columns, notes)
+    return Rows(labels, domains, entities, columns, unusable, notes)
 
 
 def rows_of_images(trained: Trained, paths: Sequence[str]) -> Rows:
@@ -99,7 +87,7 @@ def rows_of_images(trained: Trained, paths: Sequence[str]) -> Rows:
     labels, unknown = _numbered((part[nested] for part in parts), trained.classes)
     domains = np.array([part[0] if nested else None for part in parts], object)
     columns = {"label": "folder of the class", "domain": "folder" if nested else None, "group": None}
-    return Rows(labels, unknown, domains, np.arange(len(labels)), columns)
+    return Rows(labels, domains, np.arange(len(labels)), columns, unknown)
 
 
 def _numbered(labels: Iterable[Any], classes: Sequence[str]) -> tuple[Array, dict[str, int]]:
@@ -110,11 +98,10 @@ def _numbered(labels: Iterable[Any], classes: Sequence[str]) -> tuple[Array, dic
 
 
 class Scored(NamedTuple):
-    """A score, and what it is made of: predictions, labels (0 where a row is not used), and rows."""
+    """A score, the probabilities or numbers, and labels by row (0 where a row is not used)."""
 
     score: Score
     predicted: Array
-    """Probabilities (n, classes), or numbers (n,)."""
     y: Array
     used: Array
     rows: Rows
@@ -137,8 +124,6 @@ def scored(
         )
     if kind == "image" and not (isinstance(data, str | Path) and Path(data).expanduser().is_dir()):
         raise InputError("must be a folder with images, as domain/class/image or class/image.", "data")
-    if kind != "image" and not is_table(data):
-        raise InputError(f"this model takes a table (.csv, .parquet …), not {shown(data)}.", "data")
     table = None if kind == "image" else as_table(data)
     rows = None if table is None else rows_of_table(trained, table, roles)  # before the model is run
     names, outputs, reader = trained.run(data, batch_size, workers, column)
@@ -148,11 +133,7 @@ def scored(
         known = ", ".join(map(repr, trained.classes[:10])) or "numbers"
         found = f"holds {quoted(rows.unusable)}" if rows.unusable else "is missing in every row"
         raise InputError(f"{rows.columns['label']!r} {found}; the model predicts {known}.", "label")
-    if numeric and outputs.size != len(outputs):
-        raise InputError(f"the model has {outputs[0].size} outputs per row; score supports one.")
     predicted = outputs.reshape(-1) if numeric else trained.probabilities(outputs)
-    if not np.isfinite(predicted[used]).all():
-        raise InputError("the model's outputs are not all finite; there is nothing to score.")
     y = np.where(used, rows.labels, 0).astype(float if numeric else int)
     metrics_of: Any = regression if numeric else classification
 
@@ -168,11 +149,6 @@ def scored(
 
     overall, seen = group("all rows", np.arange(len(used))), _seen(trained.record)
     raw = None if numeric or trained.temperature == 1 else trained.probabilities(outputs, calibrated=False)
-    notes, drift = [*rows.notes, *reader.warnings], None
-    if kind == "table" and table is not None:
-        drift = drift_of(trained, table, len(np.unique(rows.entities)))
-        if drift is None:
-            notes.append("The model has no summary of its training columns, so drift cannot be measured.")
     score = Score(
         model=str(trained.folder or trained),
         data=repr(str(data)) if isinstance(data, str | Path) else "the table",
@@ -188,13 +164,13 @@ def scored(
         unusable=rows.unusable,
         calibration=None if numeric else reliability(predicted),
         uncalibrated=None if raw is None else reliability(raw),
-        drift=drift,
-        notes=tuple(notes),
+        drift=drift_of(trained, table, rows.entities) if kind == "table" and table is not None else None,
+        notes=(*rows.notes, *reader.warnings),
     )
     return Scored(score, predicted, y, used, rows)
 
 
-def drift_of(trained: Trained, table: Table, entities: int) -> tuple[ColumnDrift, ...] | None:
+def drift_of(trained: Trained, table: Table, entities: Array) -> tuple[ColumnDrift, ...] | None:
     """How the columns of the table differ from those of the training; ``None`` if these are not known."""
     training = trained.inputs.get("training")
     if not training:
@@ -203,7 +179,7 @@ def drift_of(trained: Trained, table: Table, entities: int) -> tuple[ColumnDrift
         encoder = Encoder.from_dict(trained.inputs)
         unknown, steps = encoder.unknown(table), encoder.written_as(table).steps
         now = {step.name: step.summary(table[step.name], np.arange(table.rows)) for step in steps}
-        return tuple(column_drift(training, now, unknown.new, unknown.unread, entities))
+        return tuple(column_drift(training, now, unknown.new, unknown.unread, len(np.unique(entities))))
 
 
 def _seen(record: Mapping[str, Any]) -> dict[str, str]:

@@ -23,32 +23,19 @@ from shoal.api.source import datasets_in, make_folder
 from shoal.errors import InputError, shown
 from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import PYTHON, RunRecord, read_record, selection_score
+from shoal.experiments.record import PYTHON, RunRecord, read_record
 from shoal.experiments.run import data_of
 from shoal.models.backbones import Backbone
 from shoal.report.runs import number
 from shoal.report.tables import Table
 from shoal.settings import Range, checked
-from shoal.trained import (
-    ABOUT,
-    CARD,
-    RECORD,
-    WEIGHTS,
-    About,
-    Calibration,
-    Trained,
-    find_model,
-    load,
-    write_model,
-)
+from shoal.trained import ABOUT, RECORD, WEIGHTS, About, Calibration, Trained, find_model, load, write_model
 from shoal.training.averaging import average_weights
 from shoal.training.calibration import calibrated
-from shoal.training.card import card
 from shoal.training.checkpoint import load_weights
 from shoal.training.evaluate import Scores
 from shoal.training.options import complete
 from shoal.training.processes import pick_device
-from shoal.training.progress import Progress
 from shoal.training.setup import Setup
 from shoal.training.stopping import isolated_rng
 from shoal.training.trainer import Trainer
@@ -59,7 +46,7 @@ if TYPE_CHECKING:
 UNIFORM, GREEDY = "uniform soup", "greedy soup"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Soup(Result):
     """The result of :func:`soup`: the average of the weights of several runs, saved as a run folder.
 
@@ -68,8 +55,7 @@ class Soup(Result):
         record: record of the soup, with one evaluation.
         runs: folders of all runs.
         used: folders of the runs that were averaged, in the order in which they were added.
-        scores: scores by split of every run, by its folder, of the uniform soup and, if requested, of the
-            greedy one.
+        scores: scores by split of every run, by its folder, and of the soups.
     """
 
     folder: Path
@@ -97,13 +83,10 @@ class Soup(Result):
         return score_frame(({"weights": name}, each) for name, each in scores.items())
 
     def __str__(self) -> str:
-        first = next(iter(self.scores.values()))
-        splits = [split for split in ("validation", "test") if split in first]
-        heads = [f"{split} {selection_score(first[split].to_dict())[0]}" for split in splits]
-        table = Table(["weights", "used", *heads])
+        splits = [split for split in ("validation", "test") if split in self.record.scores]
+        table = Table(["weights", *splits])
         for name, scores in self.scores.items():
-            used = "" if name in (UNIFORM, GREEDY) else "yes" if Path(name) in self.used else "no"
-            table.add(name, used, *(number(scores[split].selection_score) for split in splits))
+            table.add(name, *(number(scores[split].selection_score) for split in splits))
         return f"{table.text()}\n\n{self.record.config.name}: {self.record.rule}. Saved in {self.folder}."
 
 
@@ -116,7 +99,6 @@ def soup(
     data_dir: str | Path | None = None,
     device: str | None = None,
     workers: Annotated[int, Range(0, 1000)] = 0,
-    progress: bool = True,
 ) -> Soup:
     """Average the selected weights of finished runs into one model. ::
 
@@ -137,11 +119,16 @@ def soup(
         data_dir: folder that contains the datasets (default: $SHOAL_DATA).
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
         workers: number of processes that load examples.
-        progress: show progress on stderr.
     """
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     records = _read_runs([Path(path).expanduser() for path in paths])
     folders, config = list(records), next(iter(records.values())).config
+    scores = {
+        str(folder): {s: Scores.from_dict(v) for s, v in record.scores.items() if s != "train"}
+        for folder, record in records.items()
+    }
+    if greedy and any("validation" not in each for each in scores.values()):
+        raise InputError("a greedy soup requires a validation split, and these runs have none.", "greedy")
     name = f"soup-{config.dataset}-{_digest(records.values())[:8]}" + "-greedy" * greedy
     folder = Path(out).expanduser() if out is not None else Path("runs") / name
     if os.path.lexists(folder):
@@ -158,21 +145,20 @@ def soup(
     with datasets_in(data_dir), isolated_rng(where):
         # The trainer evaluates and recomputes BatchNorm statistics; nothing is trained.
         trainer = Trainer(Setup("erm", model.model, data_of(config, where), options))
-        note = Progress("soup", len(folders), progress)
         with contextlib.closing(trainer.selection):
-            scores = {str(run): _evaluate(trainer, [run], note) for run in folders}
-            scores[UNIFORM], used = _evaluate(trainer, folders, note), folders
+            kind, used = UNIFORM, folders
+            scores[UNIFORM] = _evaluate(trainer, folders)
             if greedy:
-                used = _greedy(trainer, {run: scores[str(run)] for run in folders}, note)
-                scores[GREEDY] = _evaluate(trainer, used, note)
+                kind, used = (
+                    GREEDY,
+                    _greedy(trainer, {run: scores[str(run)]["validation"] for run in folders}),
+                )
+                scores[GREEDY] = _evaluate(trainer, used)
             fitted = calibrated(trainer.setup)
-    record = _record(records, used, scores)
+    record = _record(records, used, kind, scores[kind])
     calibration = Calibration.model_validate(fitted) if fitted else None
     model.about = model.about.model_copy(update={"calibration": calibration})
-    sizes = {s: dict(zip(v["domains"], v["sizes"], strict=True)) for s, v in record.scores.items()}
-    content, about = record.to_dict(), model.about.model_dump(mode="json")
-    text = card(content, about, {"run": record.config.to_dict()}, {"train": {}, **sizes})
-    write_model(folder, {**model.files(), CARD: text.encode("utf-8", "backslashreplace")}, content)
+    write_model(folder, model.files(), record.to_dict())
     return Soup(folder, read_record(folder / RECORD), tuple(folders), tuple(used), scores)
 
 
@@ -192,13 +178,14 @@ def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
             raise InputError(
                 f"{str(folder)!r} is not the finished training of a network by shoal.train.", "runs"
             )
-    (first, ours), *others = ((folder, _traits(folder, record)) for folder, record in runs.items())
-    for folder, theirs in others:
+    first, *others = folders
+    ours = _traits(first, runs[first])
+    for folder in others:
+        theirs = _traits(folder, runs[folder])
         for name in {**ours, **theirs}:
             if (a := ours.get(name)) != (b := theirs.get(name)):
                 which = f"{str(first)!r} and {str(folder)!r} differ in {name}: {shown(a)} and {shown(b)}"
                 raise InputError(f"{which}. A soup requires the same model and data.", "runs")
-    _average(folders)  # which refuses weights that do not fit together
     if not _pretrained(runs):
         warnings.warn(
             "these runs do not name the same pretrained weights. An average of weights is a good model only "
@@ -218,19 +205,11 @@ def _traits(folder: Path, record: RunRecord) -> dict[str, Any]:
     """What all runs of a soup must have in common."""
     config, about = record.config, About.read(folder / ABOUT)
     free = {"trial", "pretrained", "dropout", *(["file"] if "digest" in config.data_options else [])}
-    parts: dict[str, Mapping[str, Any]] = {
-        "": {"dataset": config.dataset, "model": about.model.get("name"), "classes": about.classes},
-        "model option": about.model.get("options", {}),
-        "data": {**config.data_options, "validation split": config.holdout},
-        "protocol": config.protocol,
-        "inputs": about.inputs,
-    }
-    every = ((f"{part} {name}".strip(), v) for part, own in parts.items() for name, v in own.items())
-    return {name: value for name, value in every if name.rpartition(" ")[2] not in free}
-
-
-def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
-    return average_weights(load_weights(folder / WEIGHTS) for folder in folders)
+    traits = {"dataset": config.dataset, "model": about.model.get("name"), "classes": about.classes}
+    traits |= {f"model option {name}": v for name, v in about.model.get("options", {}).items()}
+    traits |= {f"data {name}": v for name, v in {**config.data_options, **config.protocol}.items()}
+    traits |= {"validation split": config.holdout, "preprocessing": about.inputs}
+    return {name: value for name, value in traits.items() if name.rpartition(" ")[2] not in free}
 
 
 def _digest(records: Iterable[RunRecord]) -> str:
@@ -238,50 +217,50 @@ def _digest(records: Iterable[RunRecord]) -> str:
     return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
 
 
-def _evaluate(trainer: Trainer, folders: Sequence[Path], progress: Progress) -> dict[str, Scores]:
+def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
+    return average_weights(load_weights(folder / WEIGHTS) for folder in folders)
+
+
+def _evaluate(trainer: Trainer, folders: Sequence[Path]) -> dict[str, Scores]:
     """Gives the mean of some runs to the model, and evaluates it."""
     model, setup, limit = trainer.model, trainer.setup, trainer.setup.options["eval_limit"]
-    splits = [split for split in setup.splits if split != "train"]
-    with progress.phase(f"evaluating {', '.join(folder.name for folder in folders)}"):
-        model.load_state_dict(_average(folders))
-        model.train(len(folders) > 1)
-        trainer.selection.refresh()
-        model.eval()
-        evaluator = setup.evaluator_of(splits, dict.fromkeys(splits, limit) if limit else {})
-        with contextlib.closing(evaluator.loader):
-            return evaluator(model)
+    splits = [split for split in setup.evaluator.splits if split != "train"]
+    model.load_state_dict(_average(folders))
+    model.train(len(folders) > 1)
+    trainer.selection.refresh()
+    model.eval()
+    evaluator = setup.evaluator_of(splits, dict.fromkeys(splits, limit) if limit else {})
+    with contextlib.closing(evaluator.loader):
+        return evaluator(model)
 
 
-def _greedy(trainer: Trainer, single: Mapping[Path, Mapping[str, Scores]], progress: Progress) -> list[Path]:
+def _greedy(trainer: Trainer, single: Mapping[Path, Scores]) -> list[Path]:
     """The runs in a greedy soup: the best first, each added if the soup with it is not worse than without."""
-    if any("validation" not in scores for scores in single.values()):
-        raise InputError("a greedy soup requires a validation split, and these data have none.", "greedy")
-    known = {run: scores["validation"] for run, scores in single.items()}
 
     def order(a: Path, b: Path) -> int:
-        return known[b].better_than(known[a]) - known[a].better_than(known[b])
+        return single[b].better_than(single[a]) - single[a].better_than(single[b])
 
-    best, *rest = sorted(known, key=functools.cmp_to_key(order))
-    used, score = [best], known[best]
+    best, *rest = sorted(single, key=functools.cmp_to_key(order))
+    used, score = [best], single[best]
     for run in rest:
-        with_run = _evaluate(trainer, [*used, run], progress)["validation"]
+        with_run = _evaluate(trainer, [*used, run])["validation"]
         if not score.better_than(with_run):
             used, score = [*used, run], with_run
     return used
 
 
 def _record(
-    runs: Mapping[Path, RunRecord], used: Sequence[Path], scores: Mapping[str, Mapping[str, Scores]]
+    runs: Mapping[Path, RunRecord], used: Sequence[Path], kind: str, scores: Mapping[str, Scores]
 ) -> RunRecord:
     """That of a run with one evaluation. Its configuration has what the runs have in common."""
-    records, kind = [runs[folder] for folder in used], GREEDY if GREEDY in scores else UNIFORM
+    records = [runs[folder] for folder in used]
     first, *rest = (record.config.to_dict() for record in records)
     same = {name: value for name, value in first.items() if all(other[name] == value for other in rest)}
     same |= {name: first[name] for name in ("dataset", "data_options", "steps")} | {"algorithm": "soup"}
-    names = {record.config.name for record in records}
-    same["label"] = f"soup of {names.pop()}" if len(names) == 1 else "soup"
+    names = sorted({record.config.name for record in records})
+    same["label"] = f"soup of {' and '.join(names)}"
     same["settings"] = {"greedy": kind == GREEDY, "runs": len(used), "digest": _digest(records)}
-    found = {split: one.to_dict() for split, one in scores[kind].items()}
+    found = {split: one.to_dict() for split, one in scores.items()}
     return RunRecord(
         config=RunConfig(**{"optimizer_options": {}, **same}),
         status="finished",

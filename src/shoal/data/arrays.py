@@ -7,7 +7,6 @@ Sample weights are the third of three arrays (x, y, w), or under ``"sample_weigh
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,25 +56,21 @@ def from_arrays(
     (('a', 'b'), ('1',))
 
     Args:
-        x: inputs (n, …), which become float32. They are not scaled: scale them on training examples, or use
-            :func:`from_table`.
-        y: label of each example. Integers, booleans and strings are classes, numbered in sorted order
-            (``class_names`` contains the original values); floating-point numbers are a regression target.
+        x: inputs (n, …), which become float32. They are not scaled; :func:`from_table` scales columns.
+        y: labels. Integers, booleans and strings are classes, numbered in sorted order; floating-point
+            numbers are a regression target.
         domains: domain of each example, an integer or a string.
         held_out: held-out domains (default: none; train on all domains).
         task: ``classification`` or ``regression``, where labels may be either.
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
-
-    Returns:
-        The dataset.
     """
     inputs, (labels, names) = _tensor(x, "x").detach().float(), numbered(y, "y", task)
     if inputs.ndim < 2:
         raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
-    every = Domains.from_sizes({"all": len(inputs)})
+    every = {"train": Domains.from_sizes({"all": len(inputs)})}
     shape, data = tuple(inputs.shape[1:]), TensorData(inputs, labels)
-    found = DomainData(data, {"train": every}, len(names) or None, shape, "", class_names=names)
+    found = DomainData(data, every, len(names) or None, shape, "", class_names=names)
     return _in_splits(found, domains, held_out, validation, seed)
 
 
@@ -107,23 +102,17 @@ def from_dataset(
     """Load examples from a torch ``Dataset`` or a list.
 
     An example is a pair (x, y) (further elements of a tuple are not used) or a dict with the label under
-    ``label``, ``labels``, ``y``, ``target`` or ``targets`` and the input in the other keys. NumPy arrays
-    become tensors.
+    ``label``, ``labels``, ``y``, ``target`` or ``targets`` and the input in the other keys.
 
     Args:
         dataset: map-style dataset or list of examples.
         domains: domain of each example, an integer or a string.
         held_out: held-out domains (default: none; train on all domains).
-        task: ``classification`` or ``regression``. By default integers, booleans and strings are classes and
-            floating-point numbers are regression; ambiguous floating-point labels raise an error.
-        classes: number of classes, or their names in order. By default as defined by the dataset (its
-            ``classes``, ``targets``, ``labels``, ``y`` or ``tensors``), otherwise up to 4,096 examples are
-            read. String labels are numbered in sorted order and kept in ``class_names``.
+        task: ``classification`` or ``regression``, where labels may be either.
+        classes: number of classes, or their names in order. By default as the dataset says (its ``classes``,
+            ``targets``, ``labels``, ``y`` or ``tensors``); otherwise up to 4,096 examples are read.
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
-
-    Returns:
-        The dataset.
     """
     found = read_examples({"": dataset}, task=task, classes=classes, count=True)
     return _in_splits(found, domains, held_out, validation, seed)
@@ -172,24 +161,22 @@ def read_examples(
         task = task or "classification"
     with seeded(0):  # reading an example may draw random numbers
         found = [_open(f"domain {name!r}" if name else "the dataset", p) for name, p in parts.items()]
-    first, notes = found[0], dict[str, str]()
+    first, labels, notes = found[0], [part.labels for part in found], dict[str, str]()
     for part in found:
         if (ours := first.form()) != (theirs := part.form()):
             raise InputError(f"{first.where} has {ours} and {part.where} {theirs}; all must be alike.")
-    labels = [part.labels for part in found]
     if task is None and binary and all(np.isin(each, (0, 1)).all() for each in labels):
         task = "multilabel"
         notes["task"] = "multi-label, as the loss is a binary cross-entropy and labels are 0 or 1"
     target = Target(task or task_of(labels, default))
     if target.task not in NUMBERS:
         target = replace(target, **_classes(found, classes, count))
-    encoded = [part.encoded(target) for part in found]
-    x = first.example[0]
+    examples, shape = [part.encoded(target) for part in found], getattr(first.example[0], "shape", ())
     return DomainData(
-        _joined(encoded),
-        {"train": Domains.from_sizes({str(n): len(p) for n, p in zip(parts, encoded, strict=True)})},
+        _joined(examples),
+        {"train": Domains.from_sizes({str(n): len(p) for n, p in zip(parts, examples, strict=True)})},
         target.classes,
-        tuple(x.shape) if isinstance(x, Tensor) else (),
+        tuple(shape),
         model="",
         notes=notes,
         class_names=target.names,
@@ -237,10 +224,9 @@ def task_of(labels: Sequence[Array], default: str | None = None) -> str:
     if default is None and labels[0].ndim == 1:
         values = np.unique(np.concatenate(labels))
         if 1 < len(values) <= AMBIGUOUS and (values == np.floor(values)).all():
-            some = ", ".join(f"{v:g}" for v in values[:5]) + (", …" if len(values) > 5 else "")
             raise InputError(
-                f"labels are floating-point numbers with only integer values ({some}): set "
-                "task='classification' or task='regression', or make classes integers (y.long())."
+                f"labels are floating-point numbers with only integer values ({shown(values.tolist()[:5])}): "
+                "set task='classification' or task='regression', or make classes integers (y.long())."
             )
     return default or "regression"
 
@@ -254,20 +240,14 @@ class Target:
     names: tuple[str, ...] = ()
 
     def encode(self, labels: Array, where: str, dtype: torch.dtype) -> Tensor:
-        """Labels as they are trained on; ``where`` names the dataset, or the example if there is one only."""
-        text, valid, right = labels.dtype.kind == "U", np.ones(len(labels), bool), ""
-        if text and self.task in NUMBERS:
-            raise InputError(f"the labels of {where} are text; for task={self.task!r} they must be numbers.")
-        if text:
-            valid, right = np.isin(labels, self.names), f"one of {shown(list(self.names))}"
-        elif self.task == "multilabel":
-            valid, right = np.isin(labels, (0, 1)), "0 or 1"
-        elif self.task != "regression":
-            valid, right = labels == np.floor(labels), "a whole number"
-        _check(labels, valid, where, right)
-        if text:
-            place = {name: n for n, name in enumerate(self.names)}
+        if labels.dtype.kind == "U":
+            place, right = {name: n for n, name in enumerate(self.names)}, shown(list(self.names))
+            _check(labels, np.isin(labels, self.names), where, f"one of {right}" if right else "a number")
             return torch.tensor([place[label] for label in labels.tolist()])
+        if self.task == "multilabel":
+            _check(labels, np.isin(labels, (0, 1)), where, "0 or 1")
+        elif self.task != "regression":
+            _check(labels, labels == np.floor(labels), where, "a whole number")
         return torch.as_tensor(labels).to(dtype if self.task in NUMBERS else torch.long)
 
 
@@ -300,10 +280,9 @@ def _classes(parts: list[Part], classes: int | Sequence[str] | None, count: bool
 
 
 def _names_of(values: Array) -> tuple[str, ...]:
-    names = tuple(map(str, values.tolist()))
-    if len(names) < 2:
-        raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
-    return names
+    if len(values) < 2:
+        raise InputError(f"the label is {str(values[0])!r} in every example; there must be two classes.")
+    return tuple(map(str, values.tolist()))
 
 
 # One dataset
@@ -329,12 +308,12 @@ class Part:
     def encoded(self, target: Target) -> Examples:
         """The dataset with its labels as tensors; one that makes its batches itself stays as it is."""
         data = self.data
+        if not isinstance(data, TensorData | Items):
+            return data
+        y = target.encode(self.labels, self.where, _dtype(self.example[0]))
         if isinstance(data, TensorData):
-            y = target.encode(self.labels, self.where, _dtype(data.x))
             return TensorData(data.x, y.to(data.device), data.weight)
-        if isinstance(data, Items):
-            y = target.encode(self.labels, self.where, _dtype(self.example[0]))
-            data.target, data.known = target, y.numpy() if len(y) == len(data) else None
+        data.target, data.known = target, y.numpy() if len(y) == len(data) else None
         return data
 
 
@@ -352,13 +331,12 @@ class Items(Examples):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         where = f"example {index} of {self.where}"
         x, label, *weight = _example(self.dataset[int(index)], where)
-        x = _input(x, where)
         y = self.target.encode(_labels([label], where), where, _dtype(x))[0]
         if (count := self.target.classes) is not None and not 0 <= y < count:
             raise InputError(
                 f"{where} has the label {y}; with {count} classes it must be from 0 to {count - 1}."
             )
-        return (x, y, *(_tensor(each, f"the weight of {where}").to(_dtype(x)) for each in weight))
+        return (x, y, *(each.to(_dtype(x)) for each in weight))
 
 
 def _open(where: str, part: Any) -> Part:
@@ -385,9 +363,6 @@ def _of_arrays(where: str, x: Any, y: Any, weight: Any = None) -> Part:
     labels = _labels(y, where)
     several = isinstance(x, Mapping) or (isinstance(x, (tuple, list)) and len(x) != len(labels))
     x = _input(x, where) if several else _tensor(x, where)
-    if wrong := [size for part in leaves(x) if (size := len(part) if part.ndim else 0) != len(labels)]:
-        counts = f"x has {wrong[0]} examples and y has {len(labels)}"
-        raise InputError(f"{where}: {counts}; they must be equally many.")
     if not len(labels):
         raise InputError(f"{where} has no examples; remove it.")
     device = next(leaves(x)).device
@@ -400,62 +375,45 @@ def _of_dataset(where: str, dataset: Any) -> Part:
     """A dataset that is indexed; of one that does not list its labels, more examples are read."""
     own = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
     every, names = _listed(dataset)
-    rows, labels, first = _read(dataset, FEW, where)
+    rows, labels, first = _read(dataset, FEW, where, own)
     if every is not None and np.array_equal(every[rows], labels):
         labels = every
     elif not own:
-        rows, labels, first = _read(dataset, READ, where)
-    if own:
-        return Part(where, as_examples(dataset), labels, first, names)
-    if unused := _unused(dataset[0]):
-        text = f"not used: {', '.join(unused)} (a sample weight goes into a dict, as {WEIGHT!r})."
-        warnings.warn(text, stacklevel=6)
-    first = (_input(first[0], f"example 0 of {where}"), *first[1:])
-    return Part(where, Items(dataset, where), labels, first, names)
+        rows, labels, first = _read(dataset, READ, where, own)
+    return Part(where, as_examples(dataset) if own else Items(dataset, where), labels, first, names)
 
 
-def _read(dataset: Any, most: int, where: str) -> tuple[Array, Array, tuple[Any, ...]]:
+def _read(dataset: Any, most: int, where: str, own: bool) -> tuple[Array, Array, tuple[Any, ...]]:
     """The places and labels of at most so many examples from all over a dataset, and the first of them."""
     rows = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).round().astype(np.int64)
     examples = []
     for row in rows.tolist():
         try:
-            examples.append(_example(dataset[row], f"example {row} of {where}"))
+            examples.append(_example(dataset[row], f"example {row} of {where}", own))
         except InputError:
             raise
         except Exception as error:  # of a stranger's dataset
             why = f"{type(error).__name__}: {error}"
             raise InputError(f"example {row} of {where} cannot be read: {why}") from error
-    if len({len(each) for each in examples}) > 1:
-        raise InputError(f"{where}: all examples must have a {WEIGHT}, or none.")
     return rows, _labels([each[1] for each in examples], where, rows), examples[0]
 
 
-def _example(item: Any, where: str) -> tuple[Any, ...]:
-    """x, y and, if there is one, the weight."""
+def _example(item: Any, where: str, own: bool = False) -> tuple[Any, ...]:
+    """x, y and, if there is one, the weight; x as tensors, unless the dataset has its ``own`` form."""
     if isinstance(item, Mapping):
         label = [key for key in item if key in LABELS]
         if len(label) != 1:
             keys = f"a dict with {', '.join(map(repr, item))}"
             raise InputError(f"{where} is {keys}; the label must be under one of {', '.join(LABELS)}.")
-        unused = _unused(item)
-        used = {key: value for key, value in item.items() if key not in (*label, WEIGHT, *unused)}
-        if not used:
-            raise InputError(f"{where} has no numbers besides its label; tokenize text, or use from_hf.")
-        x = next(iter(used.values())) if len(used) == 1 else used
-        return (x, item[label[0]], *([item[WEIGHT]] if WEIGHT in item else []))
+        used = {key: value for key, value in item.items() if key not in (*label, WEIGHT)}
+        x, y = next(iter(used.values())) if len(used) == 1 else used, item[label[0]]
+        weight = [_tensor(item[WEIGHT], f"the weight of {where}")] if WEIGHT in item else []
+        return x if own else _input(x, where), y, *weight
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or a dict with a label.")
     if len(item) > 2 and np.ndim(_numpy(item[1])) and not np.ndim(_numpy(item[-1])):
         raise InputError(f"{where} has {len(item)} parts; put several inputs into one: ((a, b), y).")
-    return item[0], item[1]
-
-
-def _unused(item: Any) -> list[str]:
-    """What of an example no model can take."""
-    if isinstance(item, Mapping):
-        return [k for k, v in item.items() if k not in LABELS and (v is None or isinstance(v, str))]
-    return ["what an example has beyond (x, y)"] if len(item) > 2 else []
+    return item[0] if own else _input(item[0], where), item[1]
 
 
 def _listed(dataset: Any) -> tuple[Array | None, tuple[str, ...]]:
@@ -463,14 +421,12 @@ def _listed(dataset: Any) -> tuple[Array | None, tuple[str, ...]]:
     rows = np.arange(len(dataset))
     while isinstance(dataset, Subset):
         rows, dataset = np.asarray(dataset.indices, np.int64)[rows], dataset.dataset
-    tensors = getattr(dataset, "tensors", ())
-    lists = [*tensors[1:2], *(getattr(dataset, name, None) for name in ("targets", "labels", "y"))]
+    lists = [getattr(dataset, name, None) for name in ("targets", "labels", "y")]
+    lists += getattr(dataset, "tensors", ())[1:2]
     found = next((each for each in lists if isinstance(each, (list, tuple, Tensor, np.ndarray))), ())
     labels = np.asarray(_numpy(found))
     known = labels.shape == (len(dataset),) and labels.dtype.kind in "biufU"
     names = getattr(dataset, "classes", ())
-    if isinstance(features := getattr(dataset, "features", None), Mapping):  # Hugging Face
-        names = next((getattr(features[name], "names", ()) for name in LABELS if name in features), ())
     names = tuple(map(str, names)) if isinstance(names, (list, tuple, np.ndarray)) else ()
     return labels[rows] if known else None, names
 
@@ -481,7 +437,7 @@ def _listed(dataset: Any) -> tuple[Array | None, tuple[str, ...]]:
 def _input(x: Any, where: str) -> Any:
     """What the model takes: numbers as tensors, in the tuple, list or mapping that they are in."""
     if isinstance(x, Mapping):
-        return {key: _input(part, where) for key, part in x.items()}
+        return {key: _input(part, f"{key!r} of {where}") for key, part in x.items()}
     if isinstance(x, (tuple, list)) and any(isinstance(part, (Tensor, np.ndarray)) for part in x):
         return type(x)(_input(part, where) for part in x)
     return _tensor(x, where)
@@ -489,20 +445,19 @@ def _input(x: Any, where: str) -> Any:
 
 def _tensor(values: Any, where: str) -> Tensor:
     """A tensor as it is; an array with NumPy's usual float64 in torch's usual type, which models have."""
-    if isinstance(values, Tensor):
-        if values.layout != torch.strided:
-            raise InputError(f"{where} has a sparse tensor as an input; make it dense: x.to_dense().")
-        return values
     try:
-        array = np.asarray(None if hasattr(values, "getbands") else values)  # a Pillow image is refused
+        array = values if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, TypeError):
         array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
+    dense = array.layout == torch.strided if isinstance(array, Tensor) else array.dtype.kind in "biuf"
+    if not dense or hasattr(values, "getbands"):  # an image of Pillow's
         what = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
         raise InputError(
             f"{where} has {what} as an input; it must be numbers: convert images to tensors "
             "(torchvision's ToTensor), tokenize text or use from_hf; for columns of a table: from_table."
         )
+    if isinstance(array, Tensor):
+        return array
     tensor = torch.as_tensor(array)
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
@@ -521,7 +476,7 @@ def _numpy(value: Any) -> Any:
 
 
 def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
-    """Labels as an array of whole or finite numbers, or of text; of one number each, one-dimensional."""
+    """Labels as an array of whole or finite numbers, or of text."""
     labels = _numpy(values)
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "biufU":
         items = [_numpy(value) for value in listed(values, f"labels of {where}")]
@@ -536,5 +491,4 @@ def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
     else:
         valid = np.array([isinstance(each, int | float) and abs(each) < 2**63 for each in labels])
     _check(labels, valid, where, "text or a finite number", rows)
-    squeeze = labels.ndim > 1 and labels[0].size == 1 and labels.dtype.kind != "f"
-    return labels.reshape(-1) if squeeze else labels
+    return labels

@@ -265,22 +265,17 @@ class DomainData:
     Args:
         examples: map-style dataset of all examples; it becomes :class:`Examples`.
         splits: :class:`~shoal.data.Domains` of ``"train"``, ``"validation"`` and ``"test"``, which index into
-            ``examples``. The domains of ``"train"`` are trained on; those of other splits are the groups that
-            are scored.
+            ``examples``. Domains of ``"train"`` are trained on; those of other splits are scored.
         classes: number of classes, or ``None`` for regression.
         input_shape: shape of an input, without the batch dimension.
         model: name of the default model.
-        notes: remarks on splits that are needed to interpret results, such as that a split is sampled from
-            the test domain.
-        measures: metrics of the dataset; the first one is used for selection (see
-            :mod:`shoal.training.metrics`).
+        notes: remarks that are needed to interpret results.
+        measures: metrics (see :mod:`shoal.training.metrics`); the first one is used for selection.
         uncounted: groups that are not considered for the worst group.
         class_names: names of the classes, in order.
-        inputs: description of the preprocessing of raw tables, images or text, as plain data, with which a
-            trained model is applied to new data.
+        inputs: the preprocessing of raw tables, images or text, as plain data, for new data.
         kind: kind of the task, one of :data:`TASKS` (default: inferred from ``classes``).
-        entities: number of the entity of each example, such as a patient, if several examples may be of one;
-            entities are independent, their examples are not.
+        entities: number of the entity of each example, such as a patient, if several may be of one.
     """
 
     examples: Any
@@ -318,10 +313,5 @@ class DomainData:
         return float(known.get("mean", 0.0)), float(known.get("scale", 1.0))
 
     def split_as(self, splits: Mapping[str, Domains], notes: Mapping[str, str]) -> DomainData:
-        """Return the same examples with other splits.
-
-        Args:
-            splits: domains of each split.
-            notes: remarks on the splits.
-        """
+        """Return the same examples with other splits, and remarks on them."""
         return replace(self, examples=self.examples.in_splits(splits), splits=splits, notes=notes)

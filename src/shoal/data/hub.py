@@ -6,18 +6,13 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-from torch import Tensor
-
 from shoal.data.arrays import numbered
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.images import ImageFiles
-from shoal.data.images import described as image_inputs
+from shoal.data.images import ImageFiles, image_frame
 from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.data.tables import from_table, need_column
 from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
-from shoal.data.text import described as text_inputs
 from shoal.errors import InputError, check_names
 from shoal.settings import Pixels, checked
 
@@ -52,11 +47,7 @@ def from_hf(
         size: height and width that images are resized to.
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
-        **options: without ``text`` and ``image``, the dataset is a table, and these are options of
-            :func:`from_table`.
-
-    Returns:
-        The dataset.
+        **options: without ``text`` and ``image``, options of :func:`from_table`.
     """
     columns, images = _columns(dataset), image_columns(dataset)
     if text is not None and image is not None:
@@ -74,29 +65,29 @@ def from_hf(
     about: dict[str, Any] = {"splits": splits, "classes": len(names) or None, "class_names": names}
     about["notes"] = split_notes(splits, y.numpy() if names else None, names)
     if text is None:
-        examples, shape = HubImages(dataset, str(image), y, size), (3, size, size)
-        return DomainData(examples, **about, input_shape=shape, model="small-cnn", inputs=image_inputs(size))
+        pixels, shape = HubImages(dataset, str(image), y, size), (3, size, size)
+        description = pixels.to_tensor.description
+        return DomainData(pixels, **about, input_shape=shape, model="small-cnn", inputs=description)
     model, texts = str(tokenizer or DISTILBERT), _values(dataset, text)
     for row, value in enumerate(texts, 1):
         if not isinstance(value, str):
             raise InputError(f"column {text!r} has {value!r} in row {row}; it must be text.")
     words = TextExamples(texts, y.numpy(), tokenizer=model, max_tokens=max_tokens)
-    inputs = text_inputs(model, max_tokens, column=text)
-    return DomainData(words, **about, input_shape=(max_tokens,), model=model, inputs=inputs)
+    description = words.description(text)
+    return DomainData(words, **about, input_shape=(max_tokens,), model=model, inputs=description)
 
 
 class HubImages(ImageFiles):
     """A column of images, each decoded and resized to a square when it is read, as image files are."""
 
-    def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
+    def __init__(self, rows: Any, column: str, labels: Any, size: int) -> None:
         from datasets import Image
 
         if column not in image_columns(rows):
             kind = rows.features[column]
             raise InputError(f"column {column!r} is of type {kind}, not images; cast it to datasets.Image().")
-        names = pd.Series([f"row {n + 1} of column {column!r}" for n in range(len(labels))])
-        one = pd.Series(["all"] * len(labels), dtype="category")
-        super().__init__(pd.DataFrame({"path": names, "domain": one, "label": one}), size=size)
+        names = (f"row {n + 1} of column {column!r}" for n in range(len(labels)))
+        super().__init__(image_frame((name, "", "") for name in names), size=size)
         self.labels = labels.numpy()
         self.rows, self.column = rows.with_format(None).cast_column(column, Image(decode=False)), column
 

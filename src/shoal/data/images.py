@@ -6,7 +6,7 @@ import copy
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -54,25 +54,25 @@ def read_folders(root: str | Path, domains: Mapping[str, Sequence[str]] | None =
     ``domains`` maps a domain to its folders below ``root``, each of which has classes in it; by default every
     folder is a domain. Warns of files that are no images, and of a class that a domain lacks.
     """
-    domains = {name: [name] for name in subfolders(root)} if domains is None else domains
-    rows: list[tuple[str, str, str]] = []
-    for domain, folders in domains.items():
-        for folder, label in ((f, c) for f in folders for c in subfolders(Path(root, f))):
-            place = os.path.join(root, folder, label)
-            names = sorted(e.name for e in _entries(place) if e.name.lower() not in IGNORED)
-            rows += [(os.path.join(place, name), domain, label) for name in names]
-    others = [path for path, *_ in rows if not path.lower().endswith(ENDINGS)]
-    rows = [row for row in rows if row[0].lower().endswith(ENDINGS)]
-    for domain in {*domains} - {domain for _, domain, _ in rows} or ([] if rows else [""]):
-        place = os.path.join(root, *domains.get(domain, [])[:1])
-        raise InputError(f"there is no image in the class folders of {place!r}; {LAYOUT}.")
+    rows, others = list[tuple[str, str, str]](), list[str]()
+    for domain, folders in (domains or {name: [name] for name in subfolders(root)}).items():
+        before = len(rows)
+        for place, label in ((Path(root, f, c), c) for f in folders for c in subfolders(Path(root, f))):
+            paths = [str(place / name) for name in sorted(_listed(place)) if name.lower() not in IGNORED]
+            rows += [(path, domain, label) for path in paths if path.lower().endswith(ENDINGS)]
+            others += [path for path in paths if not path.lower().endswith(ENDINGS)]
+        if len(rows) == before:
+            where = os.path.join(root, *folders[:1])
+            raise InputError(f"there is no image in the class folders of {where!r}; {LAYOUT}.")
+    if not rows:
+        raise InputError(f"there is no image in the class folders of {str(root)!r}; {LAYOUT}.")
     if others:
         which = f"{len(others):,} files such as {others[0]!r}"
         warnings.warn(f"{which} are ignored: extensions are {', '.join(ENDINGS)}.", stacklevel=2)
     return image_frame(rows)
 
 
-def image_frame(rows: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
+def image_frame(rows: Iterable[tuple[Any, str, str]]) -> pd.DataFrame:
     """A DataFrame of (path, domain, label), the last two categorical in natural order."""
     import pandas as pd
 
@@ -106,37 +106,100 @@ def domain_folders(root: str | Path, splits_are_domains: bool = False) -> list[s
 
 def subfolders(place: str | Path) -> list[str]:
     """The names of the folders in a folder in natural order, without hidden ones."""
-    return sorted((e.name for e in _entries(place) if e.is_dir()), key=natural_key)
+    return sorted((name for name in _listed(place) if Path(place, name).is_dir()), key=natural_key)
 
 
-def _entries(place: str | Path) -> Iterator[os.DirEntry[str]]:
+def _listed(place: str | Path) -> list[str]:
     try:
-        with os.scandir(place) as entries:
-            yield from (e for e in entries if not e.name.startswith("."))
+        return [name for name in os.listdir(place) if not name.startswith(".")]
     except OSError as error:
         raise InputError(f"the folder {os.fspath(place)!r} cannot be read: {error.strerror}.") from error
+
+
+def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
+    """For each file the first with the same content: as examples, copies are one image.
+
+    Only files of the same size are read. Copies with different labels are refused, others are mentioned.
+    """
+    sizes = files["path"].map(lambda path: os.stat(path).st_size if os.path.exists(path) else 0)
+    first, seen = np.arange(len(files)), dict[str, int]()
+    for row in np.flatnonzero(sizes.duplicated(keep=False) & (sizes > 0)):
+        first[row] = seen.setdefault(_digest(files["path"][row]), int(row))
+    copies = np.flatnonzero(first != np.arange(len(files)))
+    for row in copies:
+        pair = f"{files['path'][first[row]]!r} and {files['path'][row]!r} are the same image"
+        if files["label"][row] != files["label"][first[row]]:
+            raise InputError(
+                f"{pair} with different labels; remove one. `shoal data check` lists all copies."
+            )
+    if len(copies):
+        more = f" (and {len(copies) - 1:,} more copies)" if len(copies) > 1 else ""
+        message = f"{pair}{more}: copies count once, and are held out with each of their domains."
+        warnings.warn(message, stacklevel=4)
+    return first
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest()
+
+
+def split_files(files: pd.DataFrame, held_out: Names, seed: int, copies: bool = True) -> dict[str, Domains]:
+    """``held_out`` as the test split, and a fifth of every other domain for validation under its name.
+
+    ``None`` holds out the last domain in natural order, ``[]`` none. If ``copies`` may be images of their
+    own, their content is not compared.
+    """
+    first = np.arange(len(files)) if copies else first_copies(files)
+    codes, names = files["domain"].cat.codes.to_numpy(), files["domain"].cat.categories
+    domains = Domains.from_indices({name: np.unique(first[codes == n]) for n, name in enumerate(names)})
+    return split_by_domain(domains, last_domain(names) if held_out is None else held_out, SHARE, seed)
+
+
+def inspect_files(paths: Sequence[str], workers: int, on_progress: Callable[[int], None]) -> pd.DataFrame:
+    """Columns path, problem, digest and transparent of all files, decoded in full in several processes.
+
+    ``on_progress`` is called with the number of files that were read.
+    """
+    import pandas as pd
+    from joblib import Parallel, delayed
+
+    rows = []
+    parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
+    for count, row in enumerate(parallel(delayed(_inspect)(path) for path in paths), 1):
+        rows.append(row)
+        on_progress(count)
+    return pd.DataFrame(rows, columns=["path", "problem", "digest", "transparent"])
+
+
+def _inspect(path: str) -> tuple[str, str | None, str, bool]:
+    digest = ""
+    try:
+        digest = _digest(path)
+        decode(path)
+    except (OSError, Unreadable) as error:
+        return path, str(getattr(error, "strerror", error)), digest, False
+    return path, None, digest, has_transparency(path)
 
 
 # From a file to what a model takes
 
 
 def decode(source: Any, least: int | None = None) -> Image:
-    """A file, its content, or an image of Pillow's, in RGB.
+    """A file, its content, or an image of Pillow's, in RGB on white.
 
-    A JPEG may be decoded smaller, but with ``least`` pixels each way.
-
-    A note in it on how it was turned is not followed, as in torchvision's ImageFolder; of several frames the
-    first counts.
+    A JPEG may be decoded smaller, but with ``least`` pixels each way. A note in a file on how it was turned
+    is not followed, as in torchvision's ImageFolder; of several frames the first counts.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         if isinstance(source, Image.Image):
-            return to_rgb(source)
+            return _to_rgb(source)
         with Image.open(source, formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
-            return to_rgb(image)
+            return _to_rgb(image)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -145,8 +208,8 @@ def decode(source: Any, least: int | None = None) -> Image:
         raise Unreadable(f"{type(error).__name__}: {error}") from error
 
 
-def to_rgb(image: Image) -> Image:
-    """An image in RGB on white: what colour transparent pixels have differs between programs."""
+def _to_rgb(image: Image) -> Image:
+    """On white: what colour transparent pixels have differs between programs."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits: convert would cut everything off at 255
@@ -169,19 +232,18 @@ def has_transparency(path: str) -> bool:
         return False
 
 
-def described(size: int) -> dict[str, Any]:
-    """How an image becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
-    return {"kind": "image", "size": size, "mean": list(MEAN), "deviation": list(DEVIATION)}
-
-
 class ToTensor:
-    """An image, squashed, as float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``."""
+    """An image, squashed, as float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
+
+    ``description`` is itself as plain data; see :mod:`shoal.data.inputs`.
+    """
 
     def __init__(
         self, size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
     ) -> None:
         load("PIL.Image", "images")
         self.size = size
+        self.description = {"kind": "image", "size": size, "mean": list(mean), "deviation": list(deviation)}
         self.mean, self.deviation = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
 
     def __call__(self, image: Image) -> Tensor:
@@ -199,11 +261,10 @@ def augmentation(size: int) -> Callable[[Image], Image]:
     and one image in ten without colours. Random numbers come from torch's generator alone.
     """
     v2 = load("torchvision.transforms.v2", "images")
-    crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
     colours = v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3, hue=0.3)
-    result: Callable[[Image], Image] = v2.Compose(
-        [crop, v2.RandomHorizontalFlip(), colours, v2.RandomGrayscale(0.1)]
-    )
+    crop = v2.RandomResizedCrop(size, scale=(0.7, 1.0))
+    steps = [crop, v2.RandomHorizontalFlip(), colours, v2.RandomGrayscale(0.1)]
+    result: Callable[[Image], Image] = v2.Compose(steps)
     return result
 
 
@@ -219,7 +280,7 @@ class ImageFiles(Examples):
     the next one of its domain and split takes its place.
 
     Args:
-        files: DataFrame of :func:`image_frame`.
+        files: DataFrame of :func:`image_frame`; images of Pillow's may take the place of paths.
     """
 
     @checked
@@ -264,11 +325,10 @@ class ImageFiles(Examples):
         return str(self.paths[index]) if isinstance(self.paths[index], str | Path) else ""
 
     def open(self, index: int) -> Any:
-        """What :func:`decode` reads: the file at ``index``, its content, or an image of Pillow's."""
+        """What :func:`decode` reads."""
         return self.paths[index]
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
-        """The same files in other splits: those of ``"train"`` are augmented."""
         same = copy.copy(self)
         same.split = np.zeros(len(self), np.int8)
         for number, name in enumerate(dict.fromkeys([*SPLITS, *splits]), 1):
@@ -277,7 +337,6 @@ class ImageFiles(Examples):
         return same
 
     def evaluation(self) -> Self:
-        """The same files, nothing about them random; see ``augment_validation``."""
         same = copy.copy(self)
         same.augment, same.evaluated = self.augment if self.augment_validation else None, True
         return same
@@ -313,49 +372,6 @@ class ImageFiles(Examples):
         )
 
 
-# Datasets of files
-
-
-def first_copies(files: pd.DataFrame) -> NDArray[np.int64]:
-    """For each file the first with the same content: as examples, copies are one image.
-
-    Only files of the same size are read. Copies with different labels are refused, others are mentioned.
-    """
-    sizes = files["path"].map(lambda path: os.stat(path).st_size if os.path.exists(path) else 0)
-    first, seen = np.arange(len(files)), dict[str, int]()
-    for row in np.flatnonzero(sizes.duplicated(keep=False) & (sizes > 0)):
-        first[row] = seen.setdefault(_digest(files["path"][row]), int(row))
-    copies = np.flatnonzero(first != np.arange(len(files)))
-    for row in copies:
-        pair = f"{files['path'][first[row]]!r} and {files['path'][row]!r} are the same image"
-        if files["label"][row] != files["label"][first[row]]:
-            raise InputError(
-                f"{pair} with different labels; remove one. `shoal data check` lists all copies."
-            )
-    if len(copies):
-        more = f" (and {len(copies) - 1:,} more copies)" if len(copies) > 1 else ""
-        message = f"{pair}{more}: copies count once, and are held out with each of their domains."
-        warnings.warn(message, stacklevel=4)
-    return first
-
-
-def _digest(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha1").hexdigest()
-
-
-def split_files(files: pd.DataFrame, held_out: Names, seed: int, copies: bool = True) -> dict[str, Domains]:
-    """``held_out`` as the test split, and a fifth of every other domain for validation under its name.
-
-    ``None`` holds out the last domain in natural order, ``[]`` none. If ``copies`` may be images of their
-    own, their content is not compared.
-    """
-    first = np.arange(len(files)) if copies else first_copies(files)
-    codes, names = files["domain"].cat.codes.to_numpy(), files["domain"].cat.categories
-    domains = Domains.from_indices({name: np.unique(first[codes == n]) for n, name in enumerate(names)})
-    return split_by_domain(domains, last_domain(names) if held_out is None else held_out, SHARE, seed)
-
-
 def image_data(
     files: pd.DataFrame,
     splits: Mapping[str, Domains],
@@ -370,40 +386,6 @@ def image_data(
     if path := next((path for path in some if has_transparency(path)), None):
         notes["images"] = "transparent pixels become white"
         warnings.warn(f"images such as {path!r} have transparent pixels, which become white.", stacklevel=2)
-    return DomainData(
-        examples=examples,
-        splits=splits,
-        classes=len(examples.classes),
-        input_shape=(3, examples.size, examples.size),
-        notes=notes,
-        inputs=described(examples.size),
-        **{"model": "small-cnn", "class_names": examples.classes, **about},
-    )
-
-
-def inspect_file(path: str) -> tuple[str | None, str, bool]:
-    """Why a file cannot be decoded, the SHA-1 of its content, and whether it may have transparency."""
-    digest = ""
-    try:
-        digest = _digest(path)
-        decode(path)
-    except (OSError, Unreadable) as error:
-        return str(getattr(error, "strerror", error)), digest, False
-    return None, digest, has_transparency(path)
-
-
-def inspect_files(paths: Sequence[str], workers: int, on_progress: Callable[[int], None]) -> pd.DataFrame:
-    """Columns path, problem, digest and transparent of all files, decoded in full in several processes.
-
-    ``on_progress`` is called with the number of files that were read.
-    """
-    import pandas as pd
-    from joblib import Parallel, delayed
-
-    rows = []
-    parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
-    for count, row in enumerate(parallel(delayed(inspect_file)(path) for path in paths), 1):
-        rows.append(row)
-        on_progress(count)
-    found = pd.DataFrame(rows, columns=["problem", "digest", "transparent"])
-    return found.assign(path=list(paths))
+    shape, about = (3, examples.size, examples.size), {"class_names": examples.classes, **about}
+    about = {"model": "small-cnn", "inputs": examples.to_tensor.description, "notes": notes, **about}
+    return DomainData(examples, splits, len(examples.classes), shape, **about)

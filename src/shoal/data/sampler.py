@@ -100,9 +100,7 @@ class DomainBatchSampler(Sampler[list[int]]):
     are permuted again for each epoch: every example is used once per epoch, and a domain smaller than B
     repeats its examples evenly. Any step can be computed without the earlier ones.
 
-    One iteration has ``steps`` steps and the next iteration continues from there, so that epoch p starts at
-    step p · ``steps``. :meth:`set_step` resumes at any step; an epoch that is resumed ends where it would
-    have ended. For the trainers of other libraries, see :meth:`split`.
+    One iteration has ``steps`` steps, and the next continues there: epoch p starts at step p · ``steps``.
 
     >>> sampler = DomainBatchSampler(["oslo"] * 4 + ["rome"] * 4, batch_size=2)
     >>> [sorted(i // 4 for i in batch) for batch in sampler][:2] in ([[0, 0], [1, 1]], [[1, 1], [0, 0]])
@@ -124,9 +122,8 @@ class DomainBatchSampler(Sampler[list[int]]):
             domain twice, and an example may be repeated before all others were used.
         seed: random seed.
         steps: number of steps per iteration (default: as many as sample the number of examples once).
-        mixed: yield the S batches of a step as one list of S·B indices: a batch of several domains, as the
-            functions of :mod:`shoal.penalties` take it. :class:`~shoal.data.WithDomain` adds the domain of
-            each example.
+        mixed: yield the S batches of a step as one list of S·B indices, as the functions of
+            :mod:`shoal.penalties` take it; :class:`~shoal.data.WithDomain` adds the domain of each example.
         share: as in :meth:`split`.
         pieces: as in :meth:`split`.
     """
@@ -147,9 +144,7 @@ class DomainBatchSampler(Sampler[list[int]]):
         pieces: Count = 1,
     ) -> None:
         if by_size and draw in ("pooled", "balanced"):
-            raise InputError(
-                f'by_size=True with draw="{draw}", which sets how often domains are sampled; remove one.'
-            )
+            raise InputError(f'by_size=True and draw="{draw}" both set how often domains are sampled.')
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         self.draw, self.by_size, self.seed = draw, by_size, seed
         self.batch_size, self.mixed = batch_size, mixed
@@ -158,10 +153,8 @@ class DomainBatchSampler(Sampler[list[int]]):
         default = count if count <= 16 else 5
         self.domains_per_step = default if domains_per_step is None else domains_per_step
         if draw in ("domains", "regrouped") and not by_size and self.domains_per_step > count:
-            raise InputError(
-                f"domains_per_step={self.domains_per_step} but there are {count} domains, and a step takes "
-                f"distinct ones; it must be at most {count}."
-            )
+            wrong = f"domains_per_step={self.domains_per_step} but there are {count} domains"
+            raise InputError(f"{wrong}, and a step takes distinct ones; it must be at most {count}.")
         examples = self.domains.examples() if draw == "pooled" or steps is None else np.arange(0)
         self._pool = examples if draw == "pooled" else None
         self.steps = steps or math.ceil(len(examples) / (self.domains_per_step * self.batch_size))
@@ -175,15 +168,13 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @checked
     def split(self, share: tuple[int, int] = (0, 1), pieces: Count = 1) -> None:
-        """Yield parts of batches, for several processes or gradient accumulation.
-
-        All parts have the same size, so that their gradients can be averaged.
+        """Yield parts of batches, all of the same size, so that their gradients can be averaged.
 
         Args:
             share: ``(i, n)`` for process i of n: its part of the batch of *every* domain, so that all
                 processes use the same domains at the same time.
-            pieces: number of consecutive pieces of each batch, for a training loop that accumulates gradients
-                over as many batches. A piece of a mixed batch has examples of all S domains.
+            pieces: number of consecutive pieces of each batch, to accumulate gradients over as many batches;
+                a piece of a mixed batch has examples of all S domains.
         """
         if len(share) != 2 or not 0 <= share[0] < share[1]:
             right = "(process, processes), counted from 0, such as (0, 2)"
@@ -197,14 +188,7 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @checked
     def plan(self, step: Position) -> list[tuple[int | None, NDArray[np.int64]]]:
-        """Return the S batches of a step.
-
-        Args:
-            step: number of the step.
-
-        Returns:
-            For each batch, the index of the domain (``None`` if mixed) and B example indices.
-        """
+        """Return, for each batch of a step, its domain (``None`` if mixed) and B example indices."""
         numbers, indices = self.plans(step, step + 1)
         domains = [None] * len(indices[0]) if numbers is None else numbers[0].tolist()
         return list(zip(domains, indices[0], strict=True))
@@ -212,12 +196,7 @@ class DomainBatchSampler(Sampler[list[int]]):
     def plans(self, start: int, stop: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
         """Return the batches of steps ``start`` to ``stop`` − 1, which costs little more than one step.
 
-        Args:
-            start: first step.
-            stop: step after the last.
-
-        Returns:
-            The domains (steps, S), or ``None`` if batches mix domains; and example indices (steps, S, B).
+        They are the domains (steps, S), or ``None`` if batches mix domains, and indices (steps, S, B).
         """
         slots, size, count = self.domains_per_step, self.batch_size, stop - start
         steps = np.arange(start, stop)
@@ -278,13 +257,9 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @checked
     def set_step(self, step: Position, batch: Position = 0) -> None:
-        """Start the next iteration at a step.
+        """Start the next iteration at a step, without its first ``batch`` batches.
 
         After n optimizer steps of a trainer: ``set_step(*divmod(n, sampler.batches_per_step))``.
-
-        Args:
-            step: number of the step.
-            batch: number of batches of the step to skip.
         """
         if batch >= (count := self.batches_per_step):
             raise InputError(f"batch={batch} must be less than {count}, the number of batches per step.")
@@ -292,19 +267,13 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @checked
     def set_epoch(self, epoch: Position) -> None:
-        """Start the next iteration at an epoch, unless :meth:`set_step` set a step within it.
-
-        Args:
-            epoch: number of the epoch.
-        """
+        """Start the next iteration at an epoch, unless :meth:`set_step` set a step within it."""
         if self._next // self.steps == epoch:
             return
         if self._step_is_set:
-            raise InputError(
-                f"set_step({self._next}) is in epoch {self._next // self.steps} of {self.steps} steps, but "
-                f"the trainer starts epoch {epoch}; let the trainer set where to resume, or set steps to the "
-                "whole training."
-            )
+            where = f"epoch {self._next // self.steps} of {self.steps} steps, but the trainer starts {epoch}"
+            advice = "let the trainer set where to resume, or set steps to the whole training"
+            raise InputError(f"set_step({self._next}) is in {where}; {advice}.")
         self._next, self._batch = epoch * self.steps, 0
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -325,17 +294,10 @@ class WithDomain(Dataset[Any]):
     """Adds the domain index to each item of ``dataset``: ``(x, y)`` becomes ``(x, y, domain)``.
 
     A mapping gets the key ``"domain"``. Domains are numbered from 0 in the order of ``domains.names``: the
-    sorted order of the labels. For example, a mixed batch for the functions of :mod:`shoal.penalties`:
+    sorted order of the labels.
 
-    >>> from torch.utils.data import DataLoader, TensorDataset
-    >>> import torch
-    >>> from shoal.data import DomainBatchSampler
-    >>> patients = TensorDataset(torch.randn(6, 4), torch.tensor([0, 1, 1, 0, 1, 0]))
-    >>> data = WithDomain(patients, ["oslo", "oslo", "lima", "lima", "oslo", "lima"])
-    >>> sampler = DomainBatchSampler(data.domains, batch_size=2, mixed=True)
-    >>> x, y, domain = next(iter(DataLoader(data, batch_sampler=sampler)))
-    >>> x.shape, domain.bincount()
-    (torch.Size([4, 4]), tensor([2, 2]))
+    >>> WithDomain([("anna", 0), ("ben", 1)], ["oslo", "lima"])[0]
+    ('anna', 0, 1)
 
     Args:
         dataset: a map-style dataset whose items are tuples or lists ``(x, y)``, or mappings.
@@ -352,10 +314,10 @@ class WithDomain(Dataset[Any]):
         self.dataset = dataset
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         if not np.array_equal(np.sort(self.domains.indices), np.arange(len(dataset))):
-            raise InputError(
-                f"domains hold {len(self.domains.indices)} entries and the dataset {len(dataset)} examples; "
-                "each example must be in one domain."
+            counts = (
+                f"domains hold {len(self.domains.indices)} entries and the dataset {len(dataset)} examples"
             )
+            raise InputError(f"{counts}; each example must be in one domain.")
         self._numbers = np.empty(len(dataset), dtype=np.int64)
         self._numbers[self.domains.indices] = np.repeat(np.arange(len(self.domains)), self.domains.sizes)
 

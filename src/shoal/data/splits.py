@@ -24,7 +24,7 @@ HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 
 def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -> tuple[Domains, Domains]:
-    """Hold out whole domains.
+    """Hold out whole domains: return the training and the held-out domains.
 
     Examples of held-out domains are removed from the training domains. Training domains without any remaining
     example are removed, so that they may be renumbered: compare domains by name.
@@ -37,9 +37,6 @@ def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -
     Args:
         domains: all domains.
         names: names or numbers of the held-out domains.
-
-    Returns:
-        The training domains and the held-out domains.
     """
     numbers = domains.numbers(names)
     if not 0 < len(numbers) < len(domains):
@@ -56,12 +53,13 @@ def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -
 
 @checked
 def hold_out_examples(domains: Domains, share: Share, seed: int) -> tuple[Domains, Domains]:
-    """Hold out a fraction of the examples of every domain.
+    """Hold out a fraction of the examples of every domain: return the remaining and the held-out examples.
 
     An example in several domains is assigned by the smallest of them, which holds out its fraction (to within
     one example) of the examples it assigns, by a keyed permutation, so that the split depends only on
     ``seed``. Fractions of an example carry over from domain to domain, so that a share of 0.1 also holds out
-    a tenth of many domains of three examples.
+    a tenth of many domains of three examples. Every domain keeps at least one example; domains without
+    held-out examples are missing in the second, so match the two by name.
 
     >>> from shoal.data import Domains
     >>> rest, held = hold_out_examples(Domains.from_labels(["oslo"] * 10), share=0.2, seed=0)
@@ -72,10 +70,6 @@ def hold_out_examples(domains: Domains, share: Share, seed: int) -> tuple[Domain
         domains: domains to split.
         share: fraction of examples to hold out.
         seed: random seed.
-
-    Returns:
-        The remaining and the held-out examples. Every domain keeps at least one remaining example; domains
-        without held-out examples are missing in the second, so match the two by name.
     """
     assigning = assigning_entries(domains)
     counts = np.add.reduceat(assigning, domains.offsets[:-1], dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -70,28 +70,13 @@ def load_tokenizer(name: str) -> Any:
     return from_hub("tokenizer", name, read)
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int, pad_to: int | str) -> dict[str, Tensor]:
-    """Token ids and a mask that is 0 at padding, (B, L) each; the same in training and prediction."""
-    filler = int(tokenizer.pad_token_id or 0)
-    found = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
-    rows = [ids or [filler] for ids in found]  # a model cannot attend to nothing
-    length = max_tokens
-    if pad_to != "max":
-        longest, multiple = max(map(len, rows)), int(pad_to)
-        length = max(longest, min(max_tokens, -(-longest // multiple) * multiple))
-    ids = torch.tensor([row + [filler] * (length - len(row)) for row in rows])
-    mask = torch.arange(length) < torch.tensor(list(map(len, rows)))[:, None]
-    return {"input_ids": ids, "attention_mask": mask.long()}
-
-
 class TextExamples(Examples):
     """Text and labels; :meth:`collate` tokenises a batch.
 
     Args:
         texts: the texts, such as a list or a column of a dataset of Hugging Face; empty ones are allowed.
         labels: label of each text.
-        tokenizer: of which model, by name or by the folder its files are in. It is loaded when the first
-            text is needed.
+        tokenizer: of which model, by name or folder; it is loaded when the first text is needed.
         max_tokens: what is longer is cut off.
         pad_to: batches are padded to a multiple of this, or with ``"max"`` all to ``max_tokens``: steps then
             all have the same shapes.
@@ -127,17 +112,22 @@ class TextExamples(Examples):
         return load_tokenizer(self.tokenizer)
 
     def encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Texts as a batch of token ids and their mask."""
-        return tokenize(self.loaded, texts, self.max_tokens, self.pad_to)
+        """Token ids and a mask that is 0 at padding, (B, L) each."""
+        filler = int(self.loaded.pad_token_id or 0)
+        found = self.loaded(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        rows = [ids or [filler] for ids in found]  # a model cannot attend to nothing
+        length, longest = self.max_tokens, max(map(len, rows))
+        if self.pad_to != "max":
+            length = max(longest, min(length, -(-longest // int(self.pad_to)) * int(self.pad_to)))
+        ids = torch.tensor([row + [filler] * (length - len(row)) for row in rows])
+        mask = torch.arange(length) < torch.tensor(list(map(len, rows)))[:, None]
+        return {"input_ids": ids, "attention_mask": mask.long()}
 
     def collate(self, items: Sequence[tuple[str, Any]]) -> tuple[dict[str, Tensor], Tensor]:
         texts, labels = zip(*items, strict=True)
         return self.encode(texts), torch.tensor(labels)
 
-
-def described(
-    tokenizer: str, max_tokens: int, pad_to: int | str = MULTIPLE, column: str = ""
-) -> Mapping[str, Any]:
-    """How a text becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
-    result = {"kind": "text", "tokenizer": str(tokenizer), "max_tokens": max_tokens, "pad_to": pad_to}
-    return {**result, "column": column} if column else result
+    def description(self, column: str = "") -> dict[str, Any]:
+        """How a text becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
+        about = {"kind": "text", "tokenizer": self.tokenizer, "max_tokens": self.max_tokens}
+        return {**about, "pad_to": self.pad_to, **({"column": column} if column else {})}

@@ -27,7 +27,7 @@ from shoal.data.download import SAY_WHERE, Download, Source, find_files
 from shoal.data.splits import held_out_names
 from shoal.errors import InputError
 from shoal.files import read_yaml
-from shoal.settings import Count, Seed
+from shoal.settings import Seed
 
 Change = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 ANGLES = {f"{angle}°": angle for angle in (0, 15, 30, 45, 60, 75)}
@@ -102,32 +102,25 @@ def rotated(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple
         for rows in torch.arange(i, len(images), len(ANGLES)).split(2000):  # bounds the memory
             values = rotate(images[rows].float(), angle)
             x[rows] = values if images.is_floating_point() else values.round().to(images.dtype)
-    return x[:, None], digits[: len(x)]
+    return x[:, None], digits
 
 
 def coloured(images: Tensor, digits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images (n, 2, h, w), of which colour c lights channel c, and their labels.
 
     The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with probability
-    0.1, 0.2, 0.9 by domain, i mod 3. Noise is drawn for all digits, of which images may be the first ones.
+    0.1, 0.2, 0.9 by domain, i mod 3.
     """
     noise = torch.tensor(list(COLOUR_NOISE.values()))[torch.arange(len(digits)) % len(COLOUR_NOISE)]
     label = (digits < 5) ^ (torch.rand(len(digits), generator=generator) < 0.25)
-    colour = label ^ (torch.rand(len(digits), generator=generator) < noise)
-    lit = colour[: len(images), None, None]
-    return torch.stack([images * ~lit, images * lit], dim=1), label[: len(images)].long()
+    lit = (label ^ (torch.rand(len(digits), generator=generator) < noise))[:, None, None]
+    return torch.stack([images * ~lit, images * lit], dim=1), label.long()
 
 
 def _dataset(domains: list[str], change: Change, default: str, classes: tuple[str, ...], mnist: bool) -> Any:
     """The digits of MNIST or of scikit-learn, shuffled, in domains that ``change`` makes of them."""
 
-    def load(
-        *,
-        held_out: str | list[str] = default,
-        seed: Seed = 0,
-        folder: str | None = None,
-        per_domain: Count | None = None,
-    ) -> DomainData:
+    def load(*, held_out: str | list[str] = default, seed: Seed = 0, folder: str | None = None) -> DomainData:
         """Shuffled digits, rotated or coloured as DomainBed does.
 
         Example i is in domain i mod their number, and a fifth of each training domain is held out for
@@ -137,23 +130,16 @@ def _dataset(domains: list[str], change: Change, default: str, classes: tuple[st
             held_out: the held-out domain, or a list of them.
             seed: for the shuffle, and the noise in labels and colours.
             folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
-            per_domain: use only this many images of each domain, the first ones.
         """
         if folder is not None and not mnist:
             raise InputError("is for datasets of MNIST; these digits are scikit-learn's.", "folder")
         images, digits = read_mnist(folder) if mnist else read_digits()
-        tested, count = held_out_names(held_out, domains), len(domains)
-        most = len(digits) // count
-        if per_domain is not None and not 5 <= per_domain <= most:  # of fewer none is left for validation
-            message = f"must be from 5 to {most} of {len(digits)} images, not {per_domain}."
-            raise InputError(message, "per_domain")
-        generator = torch.Generator().manual_seed(seed)
+        tested, generator = held_out_names(held_out, domains), torch.Generator().manual_seed(seed)
         order = torch.randperm(len(digits), generator=generator)
-        used = order if per_domain is None else order[: per_domain * count]
-        x, y = change(images[used], digits[order], generator)
+        x, y = change(images[order], digits[order], generator)
         splits: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
         for i, name in enumerate(domains):
-            rows = np.arange(i, len(x), count)
+            rows = np.arange(i, len(x), len(domains))
             if name in tested:
                 splits["test"][name] = rows
             else:

@@ -27,9 +27,8 @@ class Layout(SimpleNamespace):
     """Where a published dataset's images are, and how many there should be: the content of its YAML file.
 
     ``folders`` are names of its own folder, of which case, spaces and signs do not count; ``domains`` have
-    other names of theirs; ``parts`` are folders that may lie between a domain and its classes, of which the
-    first group that is there is read. ``counts`` are images of each domain, ``source`` says who counted, and
-    ``page`` is where it can be obtained by hand.
+    other names of theirs. ``counts`` are images of each domain, ``source`` says who counted, and ``page`` is
+    where it can be obtained by hand.
     """
 
     @property
@@ -38,7 +37,7 @@ class Layout(SimpleNamespace):
         return f"with `shoal data get {self.name}`, or by hand from {self.page}"
 
     def find(self, folder: str | Path | None, lacking: bool = False) -> tuple[Path, dict[str, list[str]]]:
-        """The dataset's folder, and the folders below it of every domain.
+        """The dataset's folder, and the folder in it of every domain.
 
         ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA``. Some domains
         may be missing only if ``lacking``.
@@ -52,7 +51,7 @@ class Layout(SimpleNamespace):
         place = max(found, key=lambda each: len(found[each]), default=top[0])
         domains = found.get(place, {})
         missing = [name for name in self.domains if name not in domains]
-        if not domains or (missing and not lacking):
+        if missing and not (domains and lacking):
             where = " or ".join(repr(str(each)) for each in ([place] if domains else top))
             raise InputError(
                 f"{self.title} is not in {where}: there is no folder {', '.join(missing)}. {SAY_WHERE} to "
@@ -61,13 +60,12 @@ class Layout(SimpleNamespace):
         return place, domains
 
     def _domains(self, place: Path) -> dict[str, list[str]]:
-        there, found = {_plain(name): name for name in subfolders(place)}, {}
-        for domain, others in self.domains.items():
-            for name in [there[n] for n in map(_plain, (domain, *others)) if n in there][:1]:
-                inside = subfolders(place / name)
-                parts = [kept for group in self.parts if (kept := [p for p in group if p in inside])]
-                found[domain] = [f"{name}/{part}" for part in parts[0]] if parts else [name]
-        return found
+        there = {_plain(name): name for name in subfolders(place)}
+        found = {
+            d: [there[n] for n in map(_plain, (d, *others)) if n in there]
+            for d, others in self.domains.items()
+        }
+        return {domain: names[:1] for domain, names in found.items() if names}
 
 
 def _plain(name: str) -> str:
@@ -79,7 +77,7 @@ def _plain(name: str) -> str:
 def declared(path: Path) -> SimpleNamespace:
     """The dataset that a YAML file declares."""
     about = read_yaml(path)
-    layout = Layout(name=path.stem.replace("_", "-"), **{"parts": [], **about})
+    layout = Layout(name=path.stem.replace("_", "-"), **about)
 
     def load(
         *,

@@ -125,25 +125,23 @@ def manifest_domains(*, file: str | None = None, **others: Any) -> tuple[str, ..
 
 def read_manifest(file: str | None) -> pd.DataFrame:
     """The files listed, and the split of each where the table has one."""
-    from shoal.data.tables.read import cell_text, need_column, read
+    from shoal.data.tables import as_table, need_column
 
     path = needed("manifest", "file", file, "a list of images")
-    where, table = repr(str(path)), read(path)
+    where, table, columns = repr(str(path)), as_table(path), dict[str, list[str]]()
     for name in (*COLUMNS, *(["split"] if "split" in table else [])):
-        need_column(name, table, f"images of {where}")
-        cells = table[name].map(lambda cell: cell_text(cell).strip(), na_action="ignore").replace("", None)
-        if cells.isna().any():
-            row = int(cells.isna().argmax()) + 1
-            raise InputError(f"{where}, row {row}: {name} is empty; every image needs one.")
-        table[name] = cells.astype(str)
-    paths = table["path"].str.replace("\\", "/", regex=False).map(lambda name: str(path.parent / name))
-    files = image_frame(zip(paths, table["domain"], table["label"], strict=True))
+        cells = table[need_column(name, table, f"images of {where}")].texts()
+        if None in cells:
+            raise InputError(f"{where}, row {cells.index(None) + 1}: {name} is empty; every image needs one.")
+        columns[name] = [cell or "" for cell in cells]
+    paths = [str(path.parent / name.replace("\\", "/")) for name in columns["path"]]
+    files = image_frame(zip(paths, columns["domain"], columns["label"], strict=True))
     _need_classes(files, str(path))
-    if "split" in table:
-        files["split"] = table["split"].str.lower().replace(OTHER_WORDS)
+    if "split" in columns:
+        files["split"] = [OTHER_WORDS.get(word.lower(), word.lower()) for word in columns["split"]]
         if (wrong := ~files["split"].isin(SPLITS)).any():
             row, valid = int(wrong.argmax()), ", ".join(SPLITS)
-            value = table["split"][row]
+            value = columns["split"][row]
             raise InputError(f"{where}, row {row + 1}: split is {value!r}; it must be {valid}.")
     return files
 

@@ -29,7 +29,6 @@ from shoal.data.download import SAY_WHERE, roots
 from shoal.data.images import image_data
 from shoal.data.splits import natural_key
 from shoal.data.text import DISTILBERT, MULTIPLE, MaxTokens, PadTo, TextExamples
-from shoal.data.text import described as described_text
 from shoal.errors import InputError, shown
 from shoal.files import read_yaml
 from shoal.settings import Pixels
@@ -98,13 +97,14 @@ class Published(SimpleNamespace):
         kinds = datasets.Features({self.text: datasets.Value("string")})
         reading: dict[str, Any] = {"usecols": [self.text], "keep_default_na": False, "encoding": "utf-8"}
         table = datasets.Dataset.from_csv(str(self.place / self.table), features=kinds, **reading)
+        words = TextExamples(table.select(rows)[self.text], np.asarray(labels, np.int64), **options)
         return DomainData(
-            examples=TextExamples(table.select(rows)[self.text], np.asarray(labels, np.int64), **options),
+            examples=words,
             splits=splits,
             classes=len(self.about["class_names"]),
             input_shape=(options["max_tokens"],),
             model=options["tokenizer"],
-            inputs=described_text(**options, column=self.text),
+            inputs=words.description(self.text),
             notes=self.notes,
             **self.about,
         )

@@ -46,12 +46,12 @@ from shoal.models.feature_model import FeatureModel
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.calibration import calibration as calibration_of
 from shoal.training.callbacks import Point
-from shoal.training.card import with_card
+from shoal.training.card import about, with_card
 from shoal.training.evaluate import Scores, scored
 from shoal.training.folder import RunFolder
 from shoal.training.metrics import Outcome, choose_metrics, group_means, mean_over_domains
 from shoal.training.processes import Processes
-from shoal.training.summary import about, environment, surroundings
+from shoal.training.summary import environment, surroundings
 
 Array = NDArray[Any]
 
@@ -239,14 +239,12 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         for line in lines:
             run_folder.log({**line, "seconds": record.seconds})
         network = model.network(data, inputs) if isinstance(model, Linear) else model
-        recipe, shape = getattr(network, "recipe", None), list(data.input_shape)
-        numbers = "" if isinstance(data.examples, TextExamples) else "float32"
-        content, files = about(data, network, recipe, data.classes, shape, numbers)
+        recipe = getattr(network, "recipe", None)
+        content, files = about(data, network, data.task, recipe, calibration)
         if isinstance(network, BoostedBaseline):
             content["model"] = {"name": config.algorithm, "known": network.known}
             files[FILE] = network.content
         weights = network.state_dict()
-        content |= {"calibration": calibration, "task": data.task.kind}
         plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
         files = with_card(content, files, data, plain, shown)
         sums = run_folder.finish(weights, plain, lambda: files)

@@ -27,11 +27,11 @@ from shoal.experiments.config import RunConfig, check_same_run
 from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
-from shoal.models import build, lora
-from shoal.models.backbones import Backbone
-from shoal.models.weights import fitting
+from shoal.models import build
+from shoal.models.backbones import Backbone, fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training.calibration import calibrated
+from shoal.training.card import model_files
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.options import complete
@@ -40,14 +40,12 @@ from shoal.training.progress import Progress
 from shoal.training.recipes import Job, recipes
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged, Signals
-from shoal.training.summary import model_files, summary, surroundings
+from shoal.training.summary import summary, surroundings
 
 Report = Callable[[int, str], None]
 """Called with the step and a note on progress."""
 EXECUTION = {*declared(FitOptions)} - {*declared(TrainingOptions), "device", "progress"}
 """Options that do not change results, such as ``workers`` or ``checkpoint_every``."""
-SHORT = 10.0
-"""Seconds of training that are not worth a checkpoint where only the record is kept."""
 
 
 @lru_cache(maxsize=1)
@@ -188,9 +186,7 @@ def _run_in_folder(
     metadata = surroundings(setup.device, setup.processes.count)
     metadata["environment"] |= _origins(config, setup.model)
     metadata |= {"run": config.to_dict(), "options": dict(options)}
-    # Where only the record is kept, a few seconds are not worth a checkpoint.
-    pause = SHORT if not weights and not options.get("checkpoint_every") else 0.0
-    with Signals(), RunFolder(folder, setup.processes, wandb=wandb, pause=pause) as run_folder:
+    with Signals(), RunFolder(folder, setup.processes, wandb=wandb) as run_folder:
         run_folder.write_config(metadata)
         record = _train(config, job, run_folder)
         finished, content = record.status == "finished", record.to_dict()
@@ -268,5 +264,3 @@ def check(config: RunConfig) -> None:
     sets.check_options(config.dataset, config.data_options)
     if config.model is not None:
         models.check_options(config.model, config.model_options)
-    else:
-        lora.check(config.model_options)

@@ -13,7 +13,7 @@ import torch
 
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, clip, language, lora
-from shoal.models.batchnorm import freeze_batchnorm
+from shoal.models.backbones import freeze_batchnorm
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
 from shoal.models.layers import parameter_groups
@@ -111,9 +111,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the model takes them; raises InputError where it does not."""
     known, of = settings_of(name), f"model {name!r}"
     check_names(f"option of {of}:", options, known)
-    found = {key: coerce(known[key].annotation, value, key, of) for key, value in options.items()}
-    lora.check(found)
-    return found
+    return {key: coerce(known[key].annotation, value, key, of) for key, value in options.items()}
 
 
 def maker(name: str) -> Callable[..., FeatureModel]:

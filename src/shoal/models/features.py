@@ -36,6 +36,11 @@ class FeatureExtractor:
     ``with`` block. Models wrapped by ``torch.compile`` or ``DistributedDataParallel`` work too; create the
     extractor before the first forward pass of a compiled model.
 
+    Attributes:
+        layer: the name of the layer; ``None`` before the first forward pass, unless it was given.
+        width: the number of features per example, d; ``None`` before the first forward pass.
+        is_output: whether the layer is linear and its output is the model's, up to the shape.
+
     Args:
         model: any network.
         layer: the name of a layer, as in ``model.named_modules()``. The features are its output or, if it is
@@ -44,24 +49,17 @@ class FeatureExtractor:
 
     @checked
     def __init__(self, model: nn.Module, layer: str | None = None) -> None:
-        self.model = model
-        self.layer = layer
-        """The name of the layer; ``None`` before the first forward pass."""
+        self.model, self.layer, self.is_output = model, layer, False
         self.width: int | None = None
-        """The number of features per example, d; ``None`` before the first forward pass."""
-        self.is_output = False
-        """Whether the layer is linear and its output is the model's, up to the shape."""
-        self._root = unwrapped(model)
-        self._is_last = False
+        self._root, self._is_last = unwrapped(model), False
         self._recorded: list[Tensor] = []
         self._handles: list[RemovableHandle] = []
         self._attached = False  # what the compiler can read
-        modules = dict(self._root.named_modules(remove_duplicate=False))
+        modules, kind = dict(self._root.named_modules(remove_duplicate=False)), type(self._root).__name__
         if layer is not None and layer not in modules:
-            kind = f"layer of {type(self._root).__name__}"
-            raise unknown_name(kind, layer, filter(None, modules), "features")
+            raise unknown_name(f"layer of {kind}", layer, filter(None, modules), "features")
         if layer is None and not any(isinstance(m, nn.Linear) for m in modules.values()):
-            raise InputError(f"features: {type(self._root).__name__} has no linear layer; {NAME_ONE}.")
+            raise InputError(f"features: {kind} has no linear layer; {NAME_ONE}.")
         self.attach()
 
     @property
@@ -102,7 +100,11 @@ class FeatureExtractor:
             named = [call for call in calls if call.name == self.layer]
             found = last if self.layer is None else named[-1] if named else None
             if found is None:
-                raise InputError(self._not_found(calls))
+                names = ", ".join(dict.fromkeys(repr(call.name) for call in calls))
+                why = f"its output does not come from one last linear layer alone, of {names}; {NAME_ONE}"
+                if self.layer is not None:
+                    why = f"layer {self.layer!r} is not executed in a forward pass"
+                raise InputError(f"features of {type(self._root).__name__}: {why}.")
             self.layer, self._is_last = found.name, found is last
             self.is_output = found is last and is_output and self.linear is not None
             self._recorded = found.input if self._is_last else found.output
@@ -111,14 +113,6 @@ class FeatureExtractor:
             if attached:
                 self.attach()
         return self
-
-    def _not_found(self, calls: list[_Call]) -> str:
-        kind = type(self._root).__name__
-        if self.layer is not None:
-            return f"features: layer {self.layer!r} is not executed in a forward pass of {kind}."
-        names = ", ".join(dict.fromkeys(repr(call.name) for call in calls))
-        why = f"does not come from one last linear layer alone, of {names}"
-        return f"features: the output of {kind} {why}; {NAME_ONE}."
 
     def attach(self) -> None:
         """Attaches the hooks again after :meth:`close`."""
@@ -160,46 +154,37 @@ def find_head(model: nn.Module, x: Any) -> nn.Module:
     """The head of ``model``: of a :class:`~shoal.models.FeatureModel` its own, else the last linear layer.
 
     The layer is found by a trial pass on ``x``, a batch of inputs, which does not change the model.
-
-    Raises:
-        InputError: the model has no linear layer at its end.
     """
     if isinstance(model, FeatureModel):
         return model.head
     args, kwargs = arguments(model, x)
+    why = "its last linear layer does not return its output."
     try:
-        with FeatureExtractor(model) as extractor:
-            extractor.find(*args, **kwargs)
+        extractor = FeatureExtractor(model)
+        extractor.close()
+        extractor.find(*args, **kwargs)
         if extractor.linear is not None and extractor.is_output:
             return extractor.linear
-        why = "its last linear layer does not return its output."
     except InputError as error:
         why = str(error)
-    kind, hint = type(model).__name__, "Wrap it as shoal.models.FeatureModel(features, head)."
-    raise InputError(f"{kind} has no head that can be identified: {why} {hint}")
-
-
-# The search in a trial pass
+    hint = "Wrap it as shoal.models.FeatureModel(features, head)."
+    raise InputError(f"{type(model).__name__} has no head that can be identified: {why} {hint}")
 
 
 class _Call(NamedTuple):
-    """One call of a layer: the tensors of its input, and copies of those that it returned."""
-
     name: str
     input: list[Tensor]
     output: list[Tensor]
 
 
 def _last(calls: list[_Call], output: Tensor) -> tuple[_Call | None, bool]:
-    """The call of the last layer, if it can be told, and whether the model's output is its output.
+    """The call of the last layer, and whether it returns the values of the model's output, in any shape.
 
-    That is the last one that returns the values of the output, in any shape, or else the only one that
-    returns as many. A layer that is executed several times is none.
+    Without such a call it is the only one that returns as many. A layer that is executed twice is none.
     """
-    names = [call.name for call in calls]
+    names, values = [call.name for call in calls], output.flatten().double()
     once = [call for call in calls if names.count(call.name) == 1 and len(call.output) == 1]
     sized = [call for call in once if call.output[0].numel() == output.numel()]
-    values = output.flatten().double()
     equal = [call for call in sized if torch.equal(call.output[0].flatten().double(), values)]
     if equal:
         return equal[-1], True
@@ -207,11 +192,7 @@ def _last(calls: list[_Call], output: Tensor) -> tuple[_Call | None, bool]:
 
 
 def _trial(root: nn.Module, layer: str | None, args: Any, kwargs: Any) -> tuple[Tensor, list[_Call]]:
-    """The logits of a pass in evaluation mode, and the calls in it of linear layers and of the one named.
-
-    Compiled parts run eagerly, and the model stays as it was. Of several outputs the first is the logits,
-    other than a loss, if none is called so.
-    """
+    """The logits of a pass in evaluation mode, and the calls in it of linear layers and of the one named."""
     names: dict[nn.Module, str] = {m: n for n, m in root.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:
         names[root.get_submodule(layer)] = layer
@@ -233,14 +214,13 @@ def _trial(root: nn.Module, layer: str | None, args: Any, kwargs: Any) -> tuple[
             module.training = mode
         for handle in handles:
             handle.remove()
-    tensors = [t for t in tensors_in([result]) if t.ndim]
+    tensors = [t for t in tensors_in([result]) if t.ndim]  # a loss has no dimension
     if not tensors:
         raise InputError(f"features: the model's output is {type(result).__name__}, without a tensor.")
     return tensors[0], calls
 
 
 def _first(args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors of the first argument of a call."""
     return list(tensors_in([args[0] if args else next(iter(kwargs.values()), None)]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -61,11 +60,9 @@ def build(
         rate, layer = config.seq_classif_dropout, nn.Linear(width, width)
     # RoBERTa and its kin count positions from behind the padding's.
     tables = [m for n, m in body.named_modules() if n.endswith("position_embeddings")]
-    most = min((m.num_embeddings - (m.padding_idx or -1) - 1 for m in tables), default=math.inf)
+    most = min((m.num_embeddings - (m.padding_idx or -1) - 1 for m in tables), default=input_shape[0])
     if most < input_shape[0]:
-        raise InputError(
-            f"model {name!r} takes {most} tokens, not {input_shape[0]}; set max_tokens in data_options."
-        )
+        raise InputError(f"model {name!r} takes {most} tokens, not {input_shape[0]}; set max_tokens.")
     head = linear_head(width, classes, rate if dropout is None else dropout)
     for module in (layer, *head.modules()):
         if isinstance(module, nn.Linear):
@@ -80,6 +77,8 @@ def read_model(name: str, config: Any, optional: str | None = None) -> tuple[Any
     These are refused unless ``optional`` is in their names. Only safetensors are read.
     """
     transformers = load("transformers", "text")
+    transformers.utils.logging.set_verbosity_error()  # of weights that are not needed
+    transformers.utils.logging.disable_progress_bar()
 
     def read(name: str, **options: Any) -> tuple[Any, list[nn.Parameter]]:
         options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
@@ -90,19 +89,10 @@ def read_model(name: str, config: Any, optional: str | None = None) -> tuple[Any
             raise ValueError(f"{why}: they belong to a different model than config.json")
         return model.float(), [p for n, p in model.named_parameters() if n in missing]
 
-    logging = transformers.utils.logging
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # of weights that are not needed
-    logging.disable_progress_bar()
-    try:
-        return from_hub("model", name, read)
-    finally:
-        logging.set_verbosity(level)
-        logging.enable_progress_bar()
+    return from_hub("model", name, read)
 
 
 def _encoder(name: str, pretrained: bool) -> tuple[Any, list[nn.Parameter]]:
-    """The encoder of transformers, and those of its parameters that are not in the weights."""
     transformers = load("transformers", "text")
     config = from_hub("model", name, transformers.AutoConfig.from_pretrained)
     kinds = transformers.models.auto.modeling_auto
@@ -110,8 +100,7 @@ def _encoder(name: str, pretrained: bool) -> tuple[Any, list[nn.Parameter]]:
     # Left-to-right models are none: the first token knows nothing of the others. Nor are wrappers of other
     # libraries, which might read any file that the configuration names.
     if config.is_encoder_decoder or not all(config.model_type in names for names in both):
-        what = f"not a text encoder, such as BERT, but of the type {config.model_type!r}"
-        raise InputError(f"model {name!r} is {what}.")
+        raise InputError(f"model {name!r} is not a text encoder, such as BERT, but {config.model_type!r}.")
     config._attn_implementation = None  # one of a folder may be code that would be downloaded and run
     if pretrained:
         return read_model(name, config, "pooler")
@@ -136,8 +125,7 @@ class Encoder(nn.Module):
             token, known = int(x["input_ids"].max()), self.body.get_input_embeddings().num_embeddings
             why = f"the tokenizer gives the token {token}, and the model has {known:,}"
             raise InputError(f"{why}: they do not belong together.") from error
+        if self.layer is not None:
+            return self.layer(output.last_hidden_state[:, 0]).relu()
         pooled: Tensor | None = getattr(output, "pooler_output", None)
-        if self.layer is None and pooled is not None:
-            return pooled
-        state: Tensor = output.last_hidden_state[:, 0]
-        return state if self.layer is None else self.layer(state).relu()
+        return output.last_hidden_state[:, 0] if pooled is None else pooled

@@ -9,36 +9,21 @@ Reference: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2022.
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import sys
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from torch import nn
 
 from shoal.errors import InputError
-from shoal.models.backbones import Backbone
 from shoal.models.feature_model import FeatureModel
 from shoal.settings import Range
-from shoal.vision import allow_torchvision
+from shoal.vision import load
 
 ATTENTION = (
     *("query", "value", "q_lin", "v_lin", "query_proj", "value_proj", "q_proj", "v_proj"),
     *("qkv", "Wqkv", "in_proj", "q", "v"),
 )
 """What models call the query and value projections of their attention, or one layer for all of them."""
-
-
-def check(options: Mapping[str, Any]) -> None:
-    """Refuses options of a model that contradict each other, and ``lora`` where peft is not installed."""
-    if options.get("lora") is None:
-        if given := [name for name in ("lora_alpha", "lora_targets") if options.get(name)]:
-            raise InputError(f"{given[0]} requires lora, the rank of the adapters.")
-    elif options.get("frozen"):
-        raise InputError("lora trains adapters in the backbone, frozen trains none; specify only one.")
-    elif importlib.util.find_spec("peft") is None:
-        raise InputError("LoRA requires peft: pip install 'shoal[peft]'.")
 
 
 def adapt(
@@ -49,7 +34,7 @@ def adapt(
     lora_alpha: Annotated[float, Range(above=0)] | None = None,
     lora_targets: list[str] | str | None = None,
 ) -> None:
-    """Put adapters into the features of a model, and freeze all else in them, BatchNorm included.
+    """Put adapters into the features of a model, and freeze all else in them.
 
     Layers that the pretrained weights lack, such as the pooler of RoBERTa, are trained as well.
 
@@ -62,8 +47,12 @@ def adapt(
             value projections of attention, or its layer ``qkv``).
     """
     if lora is None:
+        if lora_alpha or lora_targets:
+            raise InputError("lora_alpha and lora_targets require lora, the rank of the adapters.")
         return
     features: Any = model.features
+    if getattr(features, "frozen", False):
+        raise InputError("lora trains adapters in the backbone, frozen trains none; specify only one.")
     linear = [n for n, module in features.body.named_modules() if isinstance(module, nn.Linear)]
     last = {n.rpartition(".")[2]: n for n in linear}
     wanted = [lora_targets] if isinstance(lora_targets, str) else lora_targets
@@ -72,13 +61,9 @@ def adapt(
     if not found or not all(found.values()):
         known = f"linear layers of model {name!r} ({', '.join(last) or 'it has none'})"
         raise InputError(f"must be {known}, got {wanted}.", "lora_targets")
-    allow_torchvision()  # peft imports transformers
-    peft: Any = importlib.import_module("peft")
-    targets = [n for layers in found.values() for n in layers]
+    peft, targets = load("peft", "peft"), [n for layers in found.values() for n in layers]
     config = peft.LoraConfig(r=lora, lora_alpha=lora_alpha or 2 * lora, target_modules=targets)
     peft.inject_adapter_in_model(config, features.body)
-    if isinstance(features, Backbone):
-        features.freeze()
     for parameter in getattr(features, "new", ()):
         parameter.requires_grad_()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -131,10 +132,10 @@ def _gaps(result: Result) -> Table:
 # Conclusions
 
 
-def reading(result: Result, command: str = "shoal compare DATA", without: str = "") -> list[str]:
+def reading(result: Result, command: str = "shoal compare DATA") -> list[str]:
     """What the numbers say, and what to try.
 
-    ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`.
+    ``command`` compares algorithms on these data.
     """
     gradients, conflict = result["gradients"], "gradients" in result["significant"]
     lines = [*_of_shifts(result), _of_gap(result)]
@@ -144,7 +145,7 @@ def reading(result: Result, command: str = "shoal compare DATA", without: str = 
         lines[-1] = f"Gradients conflict (mean cosine {gradients['mean']:.2f}), in: {domains}."
     lines.append(f"Suggestion: {_advice(result, command, conflict)}")
     if (names := to_drop(result)) and len(names) < len(result["columns"]):
-        how = f": {without}" if without and result["table"] else ""
+        how = f": {command} --drop {shlex.join(names)}" if result["table"] else ""
         lines.append(f"Also compare without {_quoted(names)}{how}")
     return [clean(line) for line in (*lines, *_limits(result))]
 
@@ -244,11 +245,11 @@ def _limits(result: Result) -> list[str]:
     return lines
 
 
-def text(result: Result, command: str = "shoal compare DATA", without: str = "") -> str:
+def text(result: Result, command: str = "shoal compare DATA") -> str:
     """Tables and reading for a terminal."""
     how: Any = {"break_long_words": False, "break_on_hyphens": False}
     lines = [
         textwrap.fill(line, 100, initial_indent="- ", subsequent_indent="  ", **how)
-        for line in reading(result, command, without)
+        for line in reading(result, command)
     ]
     return "\n".join(["\n\n".join(table.text() for table in tables(result)), "", *lines])

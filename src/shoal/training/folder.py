@@ -46,7 +46,6 @@ class RunFolder:
         processes: the processes that train together.
         wandb: project of Weights & Biases to log to.
         hint: how to resume a run that was interrupted.
-        pause: least number of seconds between two checkpoints.
     """
 
     def __init__(
@@ -56,13 +55,12 @@ class RunFolder:
         *,
         wandb: str | None = None,
         hint: str = "the same command or call",
-        pause: float = 0.0,
     ) -> None:
         self.path = Path(path)
         self.config, self.record = self.path / "config.yaml", self.path / "record.json"
         self.model, self.checkpoints = self.path / "model.safetensors", self.path / "checkpoints"
         self.main = processes is None or processes.main
-        self.processes, self.wandb, self.hint, self.pause = processes, wandb, hint, pause
+        self.processes, self.wandb, self.hint = processes, wandb, hint
         self.saved: int | None = None
         """The step of the newest checkpoint."""
         self._metrics: Metrics | None = None

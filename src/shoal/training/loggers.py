@@ -12,6 +12,7 @@ import json
 import math
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,16 @@ CURVES = 50
 """Most domains of which TensorBoard and Weights & Biases draw a curve each."""
 
 
-class Logger:
+class Logger(ABC):
     """Writes lines of the log somewhere; the first problem is a warning, and none ends the training."""
 
     _failed = False
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, line: Mapping[str, Any]) -> None: ...
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Write one line, if that is possible."""
@@ -81,8 +82,9 @@ class TensorBoard(Logger):
         self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None, flush_secs=10)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        for name, value in scalars(line).items():
-            self._writer.add_scalar(name, value, int(line.get("step", 0)))
+        step = int(line.get("step", 0))
+        for name, value in scalars({k: v for k, v in line.items() if k != "step"}).items():
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         if not self._failed:
@@ -108,16 +110,15 @@ class WeightsAndBiases(Logger):
             ) from error
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self.run.log(scalars(line, "step"))
+        self.run.log(scalars(line))
 
     def close(self) -> None:
         self.run.finish()
 
 
-def scalars(line: Mapping[str, Any], *more: str) -> dict[str, float]:
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line by names such as "losses/oslo"; no domains if more than :data:`CURVES`."""
     stage, found = line.get("phase", "train"), dict[str, float]()
-    start = "" if stage == "train" else f"{stage}/"
 
     def add(prefix: str, nest: Mapping[str, Any]) -> None:
         for name, value in nest.items():
@@ -127,5 +128,5 @@ def scalars(line: Mapping[str, Any], *more: str) -> dict[str, float]:
             elif value is None or isinstance(value, (int, float)):
                 found[f"{prefix}{name}"] = math.nan if value is None else value
 
-    add(start, {name: value for name, value in line.items() if name != "step" or name in more})
+    add("" if stage == "train" else f"{stage}/", line)
     return found

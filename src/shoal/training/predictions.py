@@ -23,7 +23,7 @@ THEIRS = {ours: theirs for theirs, ours in SPLITS.items()}
 def write(setup: Setup, folder: Path, dataset: str, replicate: tuple[str, str]) -> None:
     """Write the predictions of a model as it is to ``folder``; ``replicate`` is such as (seed, 0)."""
     trained = ("train", "validation") if setup.options["retrain"] else ("train",)
-    splits = [split for split in setup.splits if split not in trained]
+    splits = [split for split in setup.evaluator.splits if split not in trained]
     found = setup.evaluator_of(splits, {}).outcomes(setup.model) if splits else {}
     if not setup.processes.main:
         return

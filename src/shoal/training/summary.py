@@ -5,18 +5,13 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import shoal
-from shoal.data.batch import DomainData
-from shoal.data.loader import seeded
-from shoal.training.card import with_card
 from shoal.training.options import plain
 
 if TYPE_CHECKING:
@@ -75,63 +70,3 @@ def describe(setup: Setup, where: bool = True) -> dict[str, Any]:
         "options": plain(setup.options),
         **(surroundings(setup.device, setup.processes.count) if where else {}),
     }
-
-
-def model_files(
-    setup: Setup,
-    recipe: Mapping[str, Any] | None,
-    record: Mapping[str, Any],
-    config: Mapping[str, Any],
-    calibration: Mapping[str, Any] | None = None,
-) -> dict[str, bytes]:
-    """The files of a trained model, by name, without its weights.
-
-    ``recipe`` is the model's ``name`` and ``options``; ``None`` for a network of the user's own.
-    ``calibration`` is that of :mod:`shoal.training.calibration`.
-    """
-    with seeded(setup.options["seed"]):  # reading an example may draw random numbers
-        x = setup.data.examples.evaluation()[int(setup.data.splits["train"].indices[0])][0]
-    shape, numbers = list(setup.data.input_shape), ""
-    if isinstance(x, torch.Tensor):
-        shape, numbers = shape or list(x.shape), str(x.dtype).removeprefix("torch.")
-    content, files = about(setup.data, setup.model, recipe, setup.task.classes, shape, numbers)
-    content |= {"task": setup.task.kind, "calibration": calibration}
-    return with_card(content, files, setup.data, record, config)
-
-
-def about(
-    data: DomainData,
-    model: nn.Module,
-    recipe: Mapping[str, Any] | None,
-    classes: int | None,
-    shape: list[int],
-    numbers: str,
-) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """How to build the trained model and to feed it, as plain data, and the files that this refers to."""
-    described, files = dict(data.inputs), dict[str, bytes]()
-    if described:
-        from shoal.data.inputs import reader
-
-        known, files = reader(described, data.input_shape).portable()
-        described = dict(known)
-    built: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
-    if recipe is not None:
-        from shoal.models import settings_of
-
-        # With the options that were left as they are: a later version may have other defaults.
-        name = str(recipe["name"])
-        defaults = {key: option.default for key, option in settings_of(name).items()}
-        built = {"name": name, "options": plain({**defaults, **(recipe.get("options") or {})})}
-        encoder: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
-        if hasattr(encoder, "to_json_string"):  # of transformers
-            files["encoder/config.json"] = encoder.to_json_string().encode()
-    content = {
-        "format": 1,
-        "inputs": described,
-        "input_shape": shape,
-        "numbers": numbers,
-        "classes": classes,
-        "class_names": list(data.class_names) if len(data.class_names) == classes else [],
-        "model": built,
-    }
-    return content, files

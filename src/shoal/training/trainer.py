@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -33,7 +34,7 @@ LOG_EVERY = 50
 """Steps between two lines of the log."""
 SECONDS, TOGETHER_EVERY = 0.5, 10
 """After how long losses are read off the device, at the latest; several processes do so after some steps."""
-CHECKPOINT_SECONDS = 300.0
+CHECKPOINT_SECONDS = 60.0
 KERNELS = ("foreach", "fused", "capturable")
 
 
@@ -45,9 +46,9 @@ class Trainer:
     dict, so that a training that is resumed is the same, bit for bit.
     """
 
-    def __init__(self, setup: Setup, *, last: bool = True) -> None:
+    def __init__(self, setup: Setup) -> None:
         options = setup.options
-        self.setup, self.model, self.last = setup, setup.model, last
+        self.setup, self.model = setup, setup.model
         self.state = State(setup.label, setup.stage, options["steps"], setup.model, setup.engine.optimizer)
         self.history = self.state.history
         self.monitor = Monitor(setup, self.state)
@@ -98,7 +99,6 @@ class Trainer:
         setup, state = self.setup, self.state
         try:
             self._notify("on_start")
-            self.monitor.start()
             loader = setup.loader(setup.sampler, state.step, state.steps)
             state.gather = loader.gather
             with closing(loader):
@@ -121,11 +121,11 @@ class Trainer:
             self.monitor.read()
             if state.step % LOG_EVERY == 0:
                 self.write_line(self.monitor.line())
-            if evaluated := state.step % setup.eval_every == 0 or state.step >= state.steps:
+            if state.step % setup.eval_every == 0 or state.step >= state.steps:
                 self._evaluate()
             setup.progress.update(state.step, self.monitor.note())
             if self.folder is not None:
-                self._save_if_due(self.folder, evaluated)
+                self._save_if_due(self.folder)
             self._read = time.monotonic()
 
     def _seeds(self) -> Iterator[int]:
@@ -139,7 +139,17 @@ class Trainer:
         state.batch = batch
         seed_all(seed, setup.device)
         self._notify("before_step")
-        log = self.steps(state, seed)
+        try:
+            log = self.steps(state, seed)
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            size, count = setup.sampler.batch_size, setup.sampler.domains_per_step
+            raise InputError(
+                f"{size:,} examples from each of {count} domains do not fit in memory; set a smaller one, "
+                "or accumulate=2.",
+                "batch_size",
+            ) from error
         by_domain = setup.sampler.draw in ("domains", "one-domain")
         self.monitor.add(log, batch.ids if by_domain else None)
         state.step += 1
@@ -166,7 +176,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self.monitor.check_weights()
-        point = self.selection.evaluate(self.monitor.since_point.take().get("loss", np.nan))
+        point = self.selection.evaluate(self.monitor.mean_loss())
         self.history.append(point)
         scores = point.to_dict()["scores"]
         self.write_line({"phase": self.setup.stage, "step": point.step, "scores": scores})
@@ -201,24 +211,19 @@ class Trainer:
 
     # Checkpoints
 
-    def _save_if_due(self, folder: RunFolder, evaluated: bool) -> None:
+    def _save_if_due(self, folder: RunFolder) -> None:
         """Write a checkpoint where it is time, or a signal asks for it."""
-        state, every, elapsed = (
-            self.state,
-            self.setup.options["checkpoint_every"],
-            time.monotonic() - self._saved,
-        )
-        regular = evaluated if every is None else state.step % every == 0 or self.finished
-        due = (regular and elapsed >= folder.pause) or (every is None and elapsed > CHECKPOINT_SECONDS)
+        state, every = self.state, self.setup.options["checkpoint_every"]
+        due = state.step % every == 0 if every else time.monotonic() - self._saved > CHECKPOINT_SECONDS
         # All processes do the same: by the main one's clock, and anybody's signal.
         found = self.setup.processes.gather((due, self.signals.asked))
         asked = next((signal for _, signal in found if signal is not None), None)
-        if asked or found[0][0]:
+        if asked or found[0][0] or self.finished:
             self._saved = time.monotonic()
             self.monitor.check_weights()
             if folder.save(state.step, self.state_dict()):
                 self._notify("on_checkpoint")
-        if asked and not (self.finished and self.last):
+        if asked:
             where = "which is saved"
             if folder.main and folder.saved != state.step:
                 where = f"the last saved step is {folder.saved}" if folder.saved else "nothing could be saved"

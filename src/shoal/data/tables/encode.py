@@ -1,23 +1,25 @@
 """How the columns of a table become the numbers that a model takes.
 
-What a column holds is decided from all rows (:mod:`shoal.data.tables.kinds`). Means, scales, categories and
-words are estimated from the rows that an :class:`Encoder` is fitted to and no others: a held-out domain has
-no part in them. The same object encodes rows for training, prediction and scoring, and describes them for
-export.
+Means, scales, categories and words are estimated from the rows that an :class:`Encoder` is fitted to and no
+others. The same object encodes rows for training, prediction and scoring, and describes them for export.
+
+The encoding of one column has a ``width`` of numbers per row, ``transform``, ``unknown`` (cells that cannot
+be read, and categories that training did not have, with their counts) and ``summary``, which tells of drift.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from shoal.data.tables.cells import Format
 from shoal.data.tables.kinds import CATEGORIES, DROPPED, ColumnType, infer, quoted
@@ -27,44 +29,17 @@ from shoal.errors import InputError
 
 Array = NDArray[Any]
 Counts = Mapping[str, int]
-FORMAT = 3  # of a description as plain data
+FORMAT = 4  # of a description as plain data
 CLIP = 10.0  # standardised numbers end here
 FENCE = 10.0  # quartile distances beyond the quartiles: what lies further has no part in the mean
 WORDS, COMPONENTS = 10_000, 100
 """The most frequent words of a text column that count, and the numbers that they are reduced to."""
 LARGEST = sys.float_info.max
 QUANTILES = 101  # of a training column, to compare new tables with
+FINITE = ConfigDict(allow_inf_nan=False)
 
 
-class Step:
-    """The encoding of one column: ``width`` numbers per row."""
-
-    name: str
-    kind: str
-
-    @property
-    def width(self) -> int:
-        raise NotImplementedError
-
-    def transform(self, column: Column, rows: Array) -> Array:
-        raise NotImplementedError
-
-    def unknown(self, column: Column) -> tuple[Counts, Counts]:
-        """Cells that cannot be read, and categories that training did not have, with their counts."""
-        return {}, {}
-
-    def summary(self, column: Column, rows: Array) -> dict[str, Any]:
-        """Some rows in few numbers: the share that is missing, and quantiles or shares of categories."""
-        raise NotImplementedError
-
-    def to_dict(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _about(self, rows: Array, known: int) -> dict[str, Any]:
-        return {"kind": self.kind, "missing": 1 - known / max(1, len(rows)), "rows": len(rows)}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FINITE)
 class Scale:
     """(v − mean) / scale within ±:data:`CLIP`, 0 where v is missing.
 
@@ -73,7 +48,7 @@ class Scale:
     """
 
     mean: float
-    scale: float
+    scale: Annotated[float, Field(ge=0)]
     low: float
     high: float
 
@@ -93,13 +68,6 @@ class Scale:
         low, high = max(low * largest, -LARGEST), min(high * largest, LARGEST)
         return cls(mean * largest, scale, low, high)
 
-    @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> Scale:
-        result = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
-        if not all(map(math.isfinite, vars(result).values())) or result.scale < 0:
-            raise ValueError(f"{vars(result)}")
-        return result
-
     def __call__(self, values: Array) -> Array:
         with np.errstate(over="ignore"):  # beyond the clip it makes no difference
             result = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
@@ -107,17 +75,23 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Number(Step):
+class Number:
     """A numeric, boolean or date column as one or four numbers, each standardised by a :class:`Scale`.
 
     ``indicator``: and 1 where it is missing.
     """
 
+    kind: Literal["numeric", "boolean", "date"]
     name: str
     parts: tuple[Scale, ...]
     indicator: bool
     how: Format
-    kind: str = "numeric"
+
+    @classmethod
+    def fit(cls, about: ColumnType, column: Column, rows: Array) -> Number:
+        values = column.values(about.kind, about.how)[0][rows]
+        empty: Any = cls(about.kind, about.name, (), bool(np.isnan(values).any()), about.how)  # type: ignore[arg-type]
+        return cls(**vars(empty) | {"parts": tuple(map(Scale.fit, empty.split(values)))})
 
     def split(self, values: Array) -> tuple[Array, ...]:
         """The value; of days since 1970-01-01 also month, weekday (Monday is 0) and hour."""
@@ -128,12 +102,6 @@ class Number(Step):
         months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
         result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
         return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
-
-    @classmethod
-    def fit(cls, about: ColumnType, column: Column, rows: Array) -> Number:
-        values = column.values(about.kind, about.how)[0][rows]
-        empty = cls(about.name, (), bool(np.isnan(values).any()), about.how, about.kind)
-        return replace(empty, parts=tuple(map(Scale.fit, empty.split(values))))
 
     @property
     def width(self) -> int:
@@ -157,23 +125,7 @@ class Number(Step):
         known = np.sort(values[~np.isnan(values)])
         at = np.linspace(0, len(known) - 1, QUANTILES)
         quantiles = np.interp(at, np.arange(len(known)), known).tolist() if len(known) else []
-        return self._about(rows, len(known)) | {"quantiles": quantiles}
-
-    def to_dict(self) -> dict[str, Any]:
-        parts = [vars(part) for part in self.parts]
-        scales = {"parts": parts} if len(parts) > 1 else {"scaling": parts[0]}
-        plain = {"kind": self.kind, "name": self.name, "indicator": self.indicator}
-        return plain | scales | {"how": vars(self.how)}
-
-    @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> Number:
-        parts = tuple(map(Scale.from_dict, about["parts"] if "parts" in about else [about["scaling"]]))
-        result = cls(
-            str(about["name"]), parts, bool(about["indicator"]), Format(**about["how"]), about["kind"]
-        )
-        if len(parts) != len(result.split(np.zeros(1))) or result.how.decimal not in (".", ","):
-            raise ValueError(f"{len(parts)} parts of a {result.kind}, decimal {result.how.decimal!r}")
-        return result
+        return _about(self.kind, rows, len(known)) | {"quantiles": quantiles}
 
     def written_in(self, table: Table) -> Number:
         """As numbers are written in a CSV file with another separator than the training file's: where its
@@ -182,27 +134,28 @@ class Number(Step):
             return self
         shown = table[self.name].marks
         own = "," if shown[","] > shown["."] else "." * (shown["."] > 0)
-        return replace(self, how=replace(self.how, decimal=own or table.decimal or self.how.decimal))
+        how = dataclasses.replace(self.how, decimal=own or table.decimal or self.how.decimal)
+        return dataclasses.replace(self, how=how)
 
 
 @dataclass(frozen=True)
-class Category(Step):
+class Category:
     """A feature for each of ``values``, all 0 where another value is or none.
 
     With ``other`` there were too many values: the rarer ones share a last feature, and so does one that
     training never had.
     """
 
+    kind: Literal["categorical"]
     name: str
     values: tuple[str, ...]
     other: bool
-    kind: str = "categorical"
 
     @classmethod
     def fit(cls, about: ColumnType, column: Column, rows: Array) -> Category:
         counts = _counts(*column.categories(about.signs), rows)
         seen = sorted((name for name in counts if counts[name]), key=lambda name: (-counts[name], name))
-        return cls(about.name, tuple(sorted(seen[:CATEGORIES])), len(seen) > CATEGORIES)
+        return cls("categorical", about.name, tuple(sorted(seen[:CATEGORIES])), len(seen) > CATEGORIES)
 
     @property
     def width(self) -> int:
@@ -220,9 +173,7 @@ class Category(Step):
         return (at[:, None] == np.arange(self.width)).astype(np.float32)
 
     def unknown(self, column: Column) -> tuple[Counts, Counts]:
-        if self.other:
-            return {}, {}
-        counts = _counts(*self.categories(column), slice(None))
+        counts = {} if self.other else _counts(*self.categories(column), slice(None))
         return {}, {name: count for name, count in counts.items() if name not in self.values}
 
     def summary(self, column: Column, rows: Array) -> dict[str, Any]:
@@ -230,14 +181,7 @@ class Category(Step):
         known = sum(counts.values())
         shares = {name: count / max(1, known) for name, count in counts.items() if name in self.values}
         shares |= {"other": 1 - sum(shares.values())} if self.other else {}
-        return self._about(rows, known) | {"shares": shares}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "name": self.name, "values": list(self.values), "other": self.other}
-
-    @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> Category:
-        return cls(str(about["name"]), tuple(map(str, about["values"])), bool(about["other"]))
+        return _about(self.kind, rows, known) | {"shares": shares}
 
 
 def _counts(names: Array, codes: Array, rows: Any) -> dict[str, int]:
@@ -246,8 +190,8 @@ def _counts(names: Array, codes: Array, rows: Any) -> dict[str, int]:
     return dict(zip(names, np.bincount(codes[codes >= 0], minlength=len(names)).tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class Text(Step):
+@dataclass(frozen=True, config=FINITE)
+class Text:
     """TF-IDF of the words of a text, reduced to the leading singular directions of the training rows.
 
     A word that occurs n times counts (1 + log n) · idf, where idf = 1 + log((1 + rows) / (1 + rows with it)),
@@ -255,40 +199,41 @@ class Text(Step):
     ``None``: there are few words, or few rows.
     """
 
+    kind: Literal["text"]
     name: str
-    words: tuple[str, ...]
-    idf: Array
-    components: Array | None = None
-    kind: str = "text"
+    words: list[str]
+    idf: list[float]
+    components: list[list[float]] | None = None
 
     @classmethod
     def fit(cls, about: ColumnType, column: Column, rows: Array) -> Text:
         from sklearn.decomposition import TruncatedSVD
-        from sklearn.feature_extraction.text import TfidfVectorizer
 
-        vectorizer = TfidfVectorizer(**_WORDS, max_features=WORDS, min_df=2 if len(rows) >= 100 else 1)
+        vectorizer = _vectorizer(max_features=WORDS, min_df=2 if len(rows) >= 100 else 1)
         try:
             counted = vectorizer.fit_transform(_texts(column, rows))
         except ValueError:  # there is no word
-            return cls(about.name, (), np.zeros(0))
-        words, idf = tuple(vectorizer.get_feature_names_out().tolist()), np.round(vectorizer.idf_, 6)
+            return cls("text", about.name, [], [])
+        words, idf = vectorizer.get_feature_names_out().tolist(), np.round(vectorizer.idf_, 6).tolist()
         if len(words) <= COMPONENTS or len(rows) <= COMPONENTS:
-            return cls(about.name, words, idf)
+            return cls("text", about.name, words, idf)
         reduced = TruncatedSVD(COMPONENTS, random_state=0).fit(counted)
         scale = float(np.sqrt(reduced.explained_variance_.max())) or 1.0
-        return cls(about.name, words, idf, np.round(reduced.components_.T / scale, 4))
+        return cls("text", about.name, words, idf, np.round(reduced.components_.T / scale, 4).tolist())
 
     @cached_property
     def vectorizer(self) -> Any:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        result = TfidfVectorizer(**_WORDS, vocabulary=list(self.words))
-        result.idf_ = self.idf
+        result = _vectorizer(vocabulary=self.words)
+        result.idf_ = np.array(self.idf)
         return result
+
+    @cached_property
+    def projection(self) -> Array | None:
+        return None if self.components is None else np.array(self.components)
 
     @property
     def width(self) -> int:
-        return len(self.words) if self.components is None else self.components.shape[1]
+        return len(self.words) if self.components is None else len(self.components[0])
 
     def counted(self, column: Column, rows: Array) -> Any:
         """The TF-IDF of all words, as a sparse matrix."""
@@ -298,29 +243,24 @@ class Text(Step):
         if not self.words:
             return np.zeros((len(rows), 0), np.float32)
         counted = self.counted(column, rows)
-        result = counted.toarray() if self.components is None else counted @ self.components
+        result = counted.toarray() if self.projection is None else counted @ self.projection
         return result.clip(-CLIP, CLIP).astype(np.float32)
 
+    def unknown(self, column: Column) -> tuple[Counts, Counts]:
+        return {}, {}
+
     def summary(self, column: Column, rows: Array) -> dict[str, Any]:
-        return self._about(rows, sum(map(bool, _texts(column, rows))))
-
-    def to_dict(self) -> dict[str, Any]:
-        components = None if self.components is None else self.components.tolist()
-        words = {"words": list(self.words), "idf": self.idf.tolist(), "components": components}
-        return {"kind": self.kind, "name": self.name, **words}
-
-    @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> Text:
-        words, idf = tuple(map(str, about["words"])), np.array(about["idf"], float)
-        components = None if about["components"] is None else np.array(about["components"], float)
-        if idf.shape != (len(words),) or len(set(words)) < len(words) or not np.isfinite(idf).all():
-            raise ValueError(f"{len(words)} words and idf {idf.shape}")
-        if components is not None and (len(components) != len(words) or not np.isfinite(components).all()):
-            raise ValueError(f"{len(words)} words and components {components.shape}")
-        return cls(str(about["name"]), words, idf, components)
+        return _about(self.kind, rows, sum(map(bool, _texts(column, rows))))
 
 
-_WORDS: Mapping[str, Any] = {"sublinear_tf": True, "token_pattern": r"\w+"}
+def _about(kind: str, rows: Array, known: int) -> dict[str, Any]:
+    return {"kind": kind, "missing": 1 - known / max(1, len(rows)), "rows": len(rows)}
+
+
+def _vectorizer(**options: Any) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+", **options)
 
 
 def _texts(column: Column, rows: Array) -> list[str]:
@@ -328,16 +268,12 @@ def _texts(column: Column, rows: Array) -> list[str]:
     return [[*listed, ""][code] for code in column.encoded[1][rows].tolist()]
 
 
-STEPS: dict[str, Any] = {
-    "numeric": Number,
-    "boolean": Number,
-    "date": Number,
-    "categorical": Category,
-    "text": Text,
-}
+Step = Number | Category | Text
+STEPS = TypeAdapter(list[Annotated[Step, Field(discriminator="kind")]])
+FITTED: dict[str, Any] = {"categorical": Category, "text": Text}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Encoder:
     """How rows of a table become float32 (n, :attr:`width`), as plain data that JSON can hold.
 
@@ -352,10 +288,10 @@ class Encoder:
     """
 
     steps: tuple[Step, ...]
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    label: Mapping[str, Any] = field(default_factory=dict)
+    dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    label: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     columns: Sequence[Mapping[str, Any]] = ()
-    training: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     separator: str = ""
 
     @classmethod
@@ -373,7 +309,7 @@ class Encoder:
         rows = np.arange(table.rows) if rows is None else rows
         used = {name: about for name, about in types.items() if about.kind != DROPPED}
         dropped = {name: about.why for name, about in types.items() if about.kind == DROPPED}
-        steps: list[Step] = [STEPS[t.kind].fit(t, table[name], rows) for name, t in used.items()]
+        steps = [FITTED.get(t.kind, Number).fit(t, table[name], rows) for name, t in used.items()]
         if not sum(step.width for step in steps):
             why = "; ".join(f"{name!r} {reason}" for name, reason in list(dropped.items())[:5])
             raise InputError(f"there is no column to learn from{f': {why}' if why else ''}.")
@@ -394,7 +330,7 @@ class Encoder:
         if not table.separator or table.separator == self.separator:
             return self
         steps = (s.written_in(table) if isinstance(s, Number) else s for s in self.steps)
-        return replace(self, steps=tuple(steps), separator=table.separator)
+        return dataclasses.replace(self, steps=tuple(steps), separator=table.separator)
 
     def transform(self, source: Any, rows: Array | None = None) -> NDArray[np.float32]:
         """Rows of a table (by default all) that has these columns; others are ignored."""
@@ -412,7 +348,7 @@ class Encoder:
         """What a table has that cannot be read, or that training did not have."""
         table = as_table(source)
         found = {step.name: step.unknown(table[step.name]) for step in self.written_as(table).steps}
-        unread, new = ({name: Counter(pair[n]) for name, pair in found.items() if pair[n]} for n in (0, 1))
+        unread, new = ({name: pair[n] for name, pair in found.items() if pair[n]} for n in (0, 1))
         return Unknown(unread, new, table.rows)
 
     def predictions(self, outputs: Array) -> Array:
@@ -425,7 +361,7 @@ class Encoder:
             "kind": "table",
             "format": FORMAT,
             "label": dict(self.label),
-            "columns": [step.to_dict() for step in self.steps],
+            "columns": STEPS.dump_python(list(self.steps), mode="json"),
             "dropped": dict(self.dropped),
             "columns_report": [dict(about) for about in self.columns],
             "training": dict(self.training),
@@ -438,7 +374,7 @@ class Encoder:
             result = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
             raise InputError(f"this description of a table is not supported ({result}).")
         return cls(
-            tuple(STEPS[about["kind"]].from_dict(about) for about in content["columns"]),
+            tuple(STEPS.validate_python(content["columns"])),
             dict(content["dropped"]),
             dict(content["label"]),
             tuple(content.get("columns_report", ())),
@@ -447,22 +383,18 @@ class Encoder:
         )
 
 
-@dataclass(frozen=True)
-class Unknown:
+class Unknown(NamedTuple):
     """By column, the cells of a new table that could not be read, and the categories new to the model."""
 
-    unread: Mapping[str, Counter[str]]
-    new: Mapping[str, Counter[str]]
+    unread: Mapping[str, Counts]
+    new: Mapping[str, Counts]
     rows: int
 
     def notes(self) -> list[str]:
-        """In words, a line per column."""
-        each = [
-            (self.unread, "could not be read and are treated as missing"),
-            (self.new, "contain categories that are not in the training data"),
-        ]
+        unread = "could not be read and are treated as missing"
+        each = [(self.unread, unread), (self.new, "contain categories that are not in the training data")]
         return [
-            f"column {name!r}: {cells.total():,} of {self.rows:,} cells {what}: {quoted(cells)}"
+            f"column {name!r}: {sum(cells.values()):,} of {self.rows:,} cells {what}: {quoted(cells)}"
             for found, what in each
             for name, cells in found.items()
         ]

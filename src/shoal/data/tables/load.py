@@ -11,8 +11,8 @@ import multiprocessing
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, get_args
+from functools import cached_property
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.data.tables import audit
 from shoal.data.tables.cells import Format
 from shoal.data.tables.encode import Encoder
-from shoal.data.tables.kinds import DROPPED, ColumnType, Hints, infer, number_format
+from shoal.data.tables.kinds import DROPPED, ColumnType, infer, number_format
 from shoal.data.tables.labels import Labels, domains_of, entities_of, unlabelled
 from shoal.data.tables.read import need_column
 from shoal.data.tables.table import Table, as_table
@@ -76,34 +76,7 @@ def from_table(
     content = content_of(table, label=label, domain=domain, **options)
     if content.problems:
         raise content.problems[0]
-    target, domains = content.target, content.domains
-    assert target is not None
-    assert domains is not None
-    splits = split(domains, held_out, validation, seed, content.entities)
-    train = splits["train"].examples()
-    roles = {role: name for role, name in content.roles.items() if role != "label"}
-    about = {**roles, "name": label, "task": target.task, **target.scaling(train)}
-    about |= {} if target.names else {"how": vars(content.written)}
-    encoder = Encoder.fit(content.table, train, content.types, about, content.report)
-    notes = split_notes(splits, target.values if target.names else None, target.names)
-    notes |= content.notes(splits, encoder.dropped)
-    if multiprocessing.parent_process() is None:  # once, not in every worker process
-        lines = [f"column {c['column']!r}: {line}" for c in content.report for line in c["warnings"]]
-        for line in [*lines, *content.remarks]:
-            warnings.warn(f"{line}.", TableWarning, stacklevel=3)
-    x, y = (torch.from_numpy(part) for part in (encoder.transform(content.table), target.numbers(about)))
-    return DomainData(
-        examples=TableRows(x, y, train),
-        splits=splits,
-        classes=target.classes,
-        input_shape=(encoder.width,),
-        model="tabular",
-        notes=notes,
-        measures={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
-        class_names=target.names,
-        inputs=encoder.to_dict(),
-        entities=content.entities,
-    )
+    return content.data(held_out, validation, seed)
 
 
 def check_table(table: Any, **options: Any) -> dict[str, Any]:
@@ -122,53 +95,22 @@ def check_table(table: Any, **options: Any) -> dict[str, Any]:
 def content_of(
     table: Any, *, label: str | None = None, domain: str | None = None, **options: Unpack[TableOptions]
 ) -> Content:
-    """A table with what is known of its columns and rows; of the same table, it is found out once."""
-    reading = {name: options.get(name) for name in ("encoding", "sheet", "skip_rows")}
+    """A table with what is known of its columns and rows."""
     roles = {"label": label, "domain": domain, "group": options.get("group")}
-    choice = Choice(
-        tuple((role, name) for role, name in roles.items() if name is not None),
-        None if (columns := options.get("columns")) is None else _names(columns),
-        _names(options.get("drop")),
-        tuple(options.get("drop_rows") or ()),
-        tuple((options.get("kinds") or {}).items()),
-        options.get("decimal"),
-        options.get("day_first"),
-        options.get("task"),
-    )
-    return _content(as_table(table, **reading), choice)
+    reading = {name: options.get(name) for name in ("encoding", "sheet", "skip_rows")}
+    return Content(as_table(table, **reading), roles, options)
 
 
-ROLES = ("label", "domain", "group")
-
-
-def _names(names: Any) -> tuple[str, ...]:
+def _names(names: Any) -> list[str]:
     several = [names] if isinstance(names, (str, int)) else names or ()
-    return tuple(dict.fromkeys(map(str, several)))
-
-
-class Choice(NamedTuple):
-    """What a user says of a table."""
-
-    roles: tuple[tuple[str, str], ...]
-    columns: tuple[str, ...] | None
-    drop: tuple[str, ...]
-    drop_rows: tuple[str, ...]
-    kinds: tuple[tuple[str, str], ...]
-    decimal: str | None
-    day_first: bool | None
-    task: str | None
-
-
-@lru_cache(maxsize=2)
-def _content(table: Table, choice: Choice) -> Content:
-    return Content(table, choice)
+    return list(dict.fromkeys(map(str, several)))
 
 
 class Content:
     """A table with what is known of its columns and rows, and the ``problems`` for which it is refused."""
 
-    def __init__(self, table: Table, choice: Choice) -> None:
-        self.table, self.choice = table, choice
+    def __init__(self, table: Table, roles: Mapping[str, str | None], options: TableOptions) -> None:
+        self.table, self.options = table, options
         self.problems: list[InputError] = []
         self.roles: dict[str, str] = {}
         self.drop: list[str] = []
@@ -179,24 +121,25 @@ class Content:
         self.domains: Domains | None = None
         self.entities: Array | None = None
         self.written = Format()
-        hints = Hints(dict(choice.kinds), choice.decimal, choice.day_first)
+        decimal, day_first = options.get("decimal"), options.get("day_first")
         with self._collected():
-            self._find_roles()
+            self.roles = self._find_roles(roles)
         with self._collected():
-            self.drop = [need_column(name, table, "list of those to drop") for name in choice.drop]
+            self.drop = [need_column(n, table, "list of those to drop") for n in _names(options.get("drop"))]
         with self._collected():
-            self._find_features()
-        label, domain, group = (self.roles.get(role, "") for role in ROLES)
+            self.features = self._find_features()
+        label, domain, group = (self.roles.get(role, "") for role in ("label", "domain", "group"))
         if label:
-            self.written = number_format(table, label, hints)
+            self.written = number_format(table, label, decimal)
         with self._collected():
             self._drop_rows()
         table = self.table
         with self._collected():
-            self.types = infer(table, self.features, hints)
+            self.types = infer(table, self.features, options.get("kinds"), decimal, day_first)
         with self._collected():
             if label:
-                self.target = Labels.read(table[label], label, choice.task, self.written, table.numbers)
+                task = options.get("task")
+                self.target = Labels.read(table[label], label, task, self.written, table.numbers)
         for name in self.features if label else ():
             if table.frame[label].equals(table.frame[name].rename(label)):
                 message = f"column {name!r} is a copy of the label {label!r}; drop it."
@@ -215,26 +158,27 @@ class Content:
         except InputError as error:
             self.problems.append(error)
 
-    def _find_roles(self) -> None:
-        roles = {role: need_column(name, self.table, role) for role, name in self.choice.roles}
+    def _find_roles(self, given: Mapping[str, str | None]) -> dict[str, str]:
+        roles = {
+            role: need_column(name, self.table, role) for role, name in given.items() if name is not None
+        }
         for role, name in roles.items():
             if other := [r for r, n in roles.items() if n == name and r != role]:
                 raise InputError(f"column {name!r} cannot be both the {role} and the {other[0]}.")
-        self.roles = roles
+        return roles
 
-    def _find_features(self) -> None:
-        named = self.choice.columns
-        for name in named or ():
-            need_column(name, self.table, "features")
-            for role, other in self.roles.items():
-                if name == other:
-                    raise InputError(f"column {name!r} is the {role}; it cannot be a feature.")
-        every = [name for name in self.table if name not in self.roles.values()] if named is None else named
-        self.features = [name for name in every if name not in self.drop]
+    def _find_features(self) -> list[str]:
+        if self.options.get("columns") is None:
+            return [name for name in self.table if name not in (*self.roles.values(), *self.drop)]
+        names = [need_column(name, self.table, "features") for name in _names(self.options["columns"])]
+        for role, name in self.roles.items():
+            if name in names:
+                raise InputError(f"column {name!r} is the {role}; it cannot be a feature.")
+        return [name for name in names if name not in self.drop]
 
     def _drop_rows(self) -> None:
         for kind in get_args(DropRows):  # one after the other: a total may be the only row of its domain
-            if kind in self.choice.drop_rows and (rows := self.suspects()[kind]).any():
+            if kind in (self.options.get("drop_rows") or ()) and (rows := self.suspects()[kind]).any():
                 self.dropped_rows[kind] = self.table.numbers[rows]
                 self.table = self.table.keep(~rows)
 
@@ -250,7 +194,7 @@ class Content:
             found["single"] = single & (single.sum() < len(counts))
         if label := self.roles.get("label"):
             values, wrong = table[label].values("numeric", self.written)
-            known, task = np.flatnonzero(~np.isnan(values)), self.choice.task
+            known, task = np.flatnonzero(~np.isnan(values)), self.options.get("task")
             quantity = task == "regression" or (task is None and len(np.unique(values[known])) > 20)
             if quantity and not wrong and len(known):
                 found["outliers"][known] = audit.far_labels(values[known])
@@ -330,6 +274,36 @@ class Content:
                     each |= {"mean": float(own.mean()), "sd": float(own.std())}
             found |= {"classes_of_one_domain": self.classes_alone} if self.target.names else {}
         return found
+
+    def data(self, held_out: Names, validation: float = SHARE, seed: int = 0) -> DomainData:
+        """The table in splits, as it is described in :func:`from_table`; it has no problems."""
+        target, domains = self.target, self.domains
+        assert target is not None
+        assert domains is not None
+        splits = split(domains, held_out, validation, seed, self.entities)
+        train = splits["train"].examples()
+        about: dict[str, Any] = {"name": self.roles["label"], "task": target.task, **target.scaling(train)}
+        about |= {role: name for role, name in self.roles.items() if role != "label"}
+        about |= {} if target.names else {"how": vars(self.written)}
+        encoder = Encoder.fit(self.table, train, self.types, about, self.report)
+        notes = split_notes(splits, target.values if target.names else None, target.names)
+        if multiprocessing.parent_process() is None:  # once, not in every worker process
+            lines = [f"column {c['column']!r}: {line}" for c in self.report for line in c["warnings"]]
+            for line in [*lines, *self.remarks]:
+                warnings.warn(f"{line}.", TableWarning, stacklevel=4)
+        x, y = encoder.transform(self.table), target.numbers(about)
+        return DomainData(
+            examples=TableRows(torch.from_numpy(x), torch.from_numpy(y), train),
+            splits=splits,
+            classes=target.classes,
+            input_shape=(encoder.width,),
+            model="tabular",
+            notes=notes | self.notes(splits, encoder.dropped),
+            measures={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
+            class_names=target.names,
+            inputs=encoder.to_dict(),
+            entities=self.entities,
+        )
 
     def notes(self, splits: Mapping[str, Domains], dropped: Mapping[str, str]) -> dict[str, str]:
         """What a reader of the results must know."""

@@ -142,8 +142,6 @@ class Table(Mapping[str, Column]):
         self.separator: str = frame.attrs["separator"]
         self.columns = {name: Column(frame[name]) for name in frame.columns}
 
-    __hash__ = object.__hash__
-
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
 
