@@ -156,11 +156,11 @@ class _Content:
             mark = "," if shown["open,"] else "."
             marked = cells.matches(self.texts, rf".*[0-9]\{mark}[0-9]{{3}}(?:[^0-9].*)?")
             sample = self.texts.filter(pa.array(marked))[:1]
-            (value,) = cells.numbers(sample, Format(decimal, cells.units(sample)[0].as_py()))
+            numeral = cells.numerals(sample)
+            (value,) = cells.numbers(sample, Format(decimal, cells.units(sample, numeral)[0]), numeral)
             note = f"{sample[0].as_py()!r} is read as {value:g} (1{mark}234 can mean 1234 or 1.234; "
             note += "set the option decimal)"
-        units = Counter() if column.plain else Counter(cells.units(self.texts).to_pylist())
-        units.pop("", None)
+        units = Counter([] if column.plain else filter(None, column.units))
         return Format(decimal, units.most_common(1)[0][0] if units else ""), note
 
     @cached_property
@@ -377,14 +377,13 @@ def _is_text(content: _Content) -> bool:
 
 def _some_units(content: _Content) -> str:
     """Per cent, kilograms or thousands (k) beside plain numbers may be two scales."""
-    how = content.number_format[0]
+    how, column = content.number_format[0], content.column
     if not how.unit:
         return ""
-    bare = np.array(cells.units(content.texts).to_pylist()) == ""
-    bare &= ~np.isnan(cells.numbers(content.texts, how))
+    bare = (np.array(column.units) == "") & ~np.isnan(cells.numbers(column.encoded[0], how, column.numerals))
     if not bare.any():
         return ""
-    sample = _short(content.texts[int(np.argmax(bare))].as_py())
+    sample = _short(column.distinct[int(np.argmax(bare))])
     return (
         f"some cells have the unit {how.unit} and some have none ({sample!r}): all are read on the same scale"
     )
