@@ -240,9 +240,8 @@ class TestSampleWeights:
 
     def test_a_third_part_of_examples_is_not_one(self) -> None:
         train = {n: list(zip(*parts, strict=True)) for n, parts in examples("classification", True).items()}
-        with pytest.warns(UserWarning, match="not used.*'sample_weight'"):
-            run = fit("classification", train=train)
-        assert distance(run.model, fit("classification").model) < 1e-12
+        with pytest.raises(InputError, match=r"3 parts; a sample weight .* 'sample_weight'"):
+            fit("classification", train=train)
 
 
 class Two(nn.Module):
