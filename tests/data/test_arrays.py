@@ -165,17 +165,6 @@ class TestWhatWorks:
         assert from_dataset(Subset(dataset, range(2 * READ)), ["a", "b"] * READ).classes == 7
         assert dataset.reads < 40
 
-    def test_a_random_transform_leaves_random_numbers_alone(self) -> None:
-        class Noisy(Given):
-            def __getitem__(self, index: int) -> Any:
-                return torch.randn(4), index % 2
-
-        torch.manual_seed(1)
-        wanted = torch.rand(1)
-        torch.manual_seed(1)
-        from_dataset(Noisy([0] * COUNT), SITES)
-        assert torch.rand(1) == wanted
-
 
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
@@ -287,10 +276,3 @@ def test_wrong_labels_are_named_before_training() -> None:
 def test_domains_that_are_not_alike(one: Any, other: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         fitted({"a": one, "b": other}, nn.Linear(4, 2))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_examples_that_do_not_fit_together(workers: int) -> None:
-    dataset = each(lambda n: (torch.zeros(3 + n % 5), 1), targets=[1] * COUNT)
-    with pytest.raises(InputError, match=r"^the examples of a batch do not fit .*same shape.*`collate`"):
-        fitted({"a": dataset}, nn.LazyLinear(2), workers=workers)
