@@ -63,15 +63,14 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
             if each.kind is each.KEYWORD_ONLY or not (free or typing.get_origin(words) is list):
                 group, help = FIRST if each.name in first else OWN, helps[each.name]
                 if each.default not in (None, (), each.empty) and not isinstance(each.default, bool):
-                    default = ", ".join(each.default) if isinstance(each.default, tuple) else each.default
-                    help = f"{help.rstrip('.')} (default: {default})."
+                    shown = ", ".join(each.default) if isinstance(each.default, tuple) else each.default
+                    help = f"{help.rstrip('.')} (default: {shown})."
                 parameters.append(_flag(each.name, hints[each.name], group, help, each.default))
             else:
-                words = words if free else words | None
-                about = Annotated[words, Parameter(help=helps[each.name], show_default=False)]
-                default = each.default if free else None
-                own = each.replace(kind=each.POSITIONAL_ONLY, annotation=about, default=default)
-                parameters.append(own)
+                about = Parameter(help=helps[each.name], show_default=False)
+                annotation: Any = Annotated[words if free else words | None, about]
+                own = each.replace(kind=each.POSITIONAL_ONLY, annotation=annotation)
+                parameters.append(own if free else own.replace(default=None))
     place = {n: i for i, n in enumerate(first)}
     parameters.sort(key=lambda p: (p.kind, place.get(p.name, len(place))))
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
@@ -79,8 +78,8 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
     if together:  # all words but the last are the first argument
         shown = f"{names[0].upper()}... {names[1].upper()}"
         help = f"{helps[names[0]]} Then: {helps[names[1]][:1].lower()}{helps[names[1]][1:]}"
-        about = Annotated[list[str], Parameter(name=shown, help=help)]
-        parameters[:2] = [parameters[0].replace(annotation=about)]
+        annotation = Annotated[list[str], Parameter(name=shown, help=help)]
+        parameters[:2] = [parameters[0].replace(annotation=annotation)]
 
     def call(*args: Any, **flags: Any) -> Any:
         if together:
