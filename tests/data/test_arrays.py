@@ -186,6 +186,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no label": (lambda: each(lambda n: {"x": T[n], "kind": 1}), "'x', 'kind'; .* one of label, labels"),
     "two labels": (lambda: each(lambda n: {"x": T[n], "y": 1, "label": 1}), "'y', 'label'; .* one of label"),
     "x alone": (lambda: TensorDataset(T), r"example 0 of the dataset is .* pair \(x, y\)"),
+    "a weight": (lambda: each(lambda n: (T[n], 1, 0.5)), "a sample weight goes into a dict"),
     "two inputs": (lambda: each(lambda n: (T[n], T[n], 1)), r"\(\(a, b\), y\)"),
     "text as x": (lambda: each(lambda n: ("words", 1)), "has str as an input; .*tokenize"),
     "text in a dict": (
