@@ -168,7 +168,7 @@ def test_runs_that_are_not_finished_or_damaged(made: Path, tmp_path: Path) -> No
     refused([made / "run 0", copy], "copy' is not the finished training of a network", tmp_path)
     (copy / "record.json").write_text(json.dumps(record))
     save_file({**weights(copy), "extra": torch.zeros(1)}, copy / "model.safetensors")
-    refused([made / "run 0", copy], "'extra' is in one of them only", tmp_path)
+    refused([made / "run 0", copy], "'extra' is not alike", tmp_path)
 
 
 def test_batchnorm_gets_the_statistics_of_the_mean(tmp_path: Path) -> None:

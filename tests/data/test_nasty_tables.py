@@ -19,7 +19,7 @@ from nasty import CASES, ROWS, Case
 from shoal.data import from_table
 from shoal.data.inputs import reader
 from shoal.data.tables import Encoder, as_table, check_table
-from shoal.data.tables.kinds import Hints, infer
+from shoal.data.tables.kinds import infer
 from shoal.errors import InputError
 
 OTHER = [f"{(n * 37 % 101) / 7:.3f}" for n in range(ROWS)]
@@ -33,7 +33,7 @@ def table_of(case: Case) -> dict[str, list[Any]]:
 
 def fit(source: Any, rows: Any = None, kinds: Any = None) -> Encoder:
     table = as_table(source)
-    return Encoder.fit(table, rows, infer(table, list(table), Hints(kinds or {})))
+    return Encoder.fit(table, rows, infer(table, list(table), kinds or {}))
 
 
 def written(case: Case, path: Path) -> Path:
@@ -160,7 +160,7 @@ class TestOnePath:
         fitted[0] = True
         rows = np.flatnonzero(fitted)
         try:
-            types = infer(table, list(table), Hints({"anchor": "numeric"}))
+            types = infer(table, list(table), {"anchor": "numeric"})
             before = Encoder.fit(table, rows, types)
         except InputError:
             return

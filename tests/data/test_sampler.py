@@ -146,13 +146,6 @@ def test_orders_are_shuffled() -> None:
     assert len({tuple(one_pass) for one_pass in passes.tolist()}) == len(passes) == 100
 
 
-def test_one_domain_gives_all_batches_of_a_step() -> None:
-    sampler = DomainBatchSampler(np.arange(60) % 6, 2, 4, draw="one-domain")
-    numbers = [[d for d, _ in sampler.plan(step)] for step in range(12)]
-    assert all(len(set(n)) == 1 and len(n) == 4 for n in numbers)
-    assert Counter(n[0] for n in numbers) == dict.fromkeys(range(6), 2)
-
-
 @settings(max_examples=20, deadline=None)
 @given(samplers())
 def test_regrouped_has_the_examples_of_domains(sampler: DomainBatchSampler) -> None:
@@ -160,12 +153,6 @@ def test_regrouped_has_the_examples_of_domains(sampler: DomainBatchSampler) -> N
     for step in range(8):
         assert examples(other.plan(step)) == examples(sampler.plan(step))
         assert all(d is None for d, _ in other.plan(step))
-
-
-def test_regrouped_mixes_domains() -> None:
-    sampler = DomainBatchSampler(np.arange(4000) % 4, 64, 4, draw="regrouped")
-    shares = [np.bincount(i % 4, minlength=4) for k in range(20) for _, i in sampler.plan(k)]
-    assert 4 <= np.min(shares) <= np.max(shares) < 40  # 16 each are expected
 
 
 def test_pooled_uses_each_example_once_a_pass() -> None:
@@ -253,14 +240,6 @@ def test_processes_split_each_batch(
         assert Counter(chain(*parts)) == Counter(batch)
         origins = [np.searchsorted(sampler.domains.offsets, sorted(p), side="right").tolist() for p in parts]
         assert all(origin == origins[0] for origin in origins)
-
-
-def test_pieces_resume_by_optimizer_steps() -> None:
-    """A trainer that accumulates two pieces has made three steps after six of them."""
-    sampler = DomainBatchSampler(np.arange(60) % 3, 8, 2, share=(1, 2), pieces=2, steps=5)
-    straight = list(sampler)
-    sampler.set_step(*divmod(3, 2))
-    assert list(sampler) == straight[6:]
 
 
 # Items with their domain

@@ -1,20 +1,21 @@
-"""What columns of a table are taken for."""
+"""What columns of a table are taken for, beside the cases in ``nasty.py``."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal.data.tables import as_table
-from shoal.data.tables.kinds import Hints, infer
+from shoal.data.tables.kinds import infer
 
 ROWS = 120
 
 
-def kind(cells: Any, name: str = "x", **hints: Any) -> tuple[str, str]:
-    about = infer(as_table({name: list(cells)}), [name], Hints(**hints))[name]
+def kind(cells: Any, name: str = "x") -> tuple[str, str]:
+    about = infer(as_table({name: list(cells)}), [name])[name]
     return about.kind, "; ".join(about.warnings)
 
 
@@ -23,110 +24,58 @@ def draw(make: Any) -> list[Any]:
     return [make(n, random) for n in range(ROWS)]
 
 
-def test_kinds() -> None:
-    words = [f"the patient number {n} feels {n % 7}" for n in range(200)]
-    assert kind([1.0, np.nan, 2.0]) == ("numeric", "")
-    assert kind(["1", "?", "2.5e3"]) == ("numeric", "")
-    assert kind(["a", None, "b"]) == ("categorical", "")
-    assert kind(words)[0] == "text"
-    assert kind(["quite a few words", "quite many words"] * 200)[0] == "categorical"
-
-
 def test_marks_of_missing_cells() -> None:
     cells = ["1", "", "NA", "NaN", "?", "None", "null", "n/a", "-", "--", ".", "#N/A", "—"]
     about = infer(as_table({"x": [*cells, "2"]}), ["x"])["x"]
     assert (about.kind, about.missing, about.warnings) == ("numeric", 12, ())
 
 
-@pytest.mark.parametrize("name", ["area", "surface area", "glycemic index", "body_mass_index", "HeatIndex"])
-def test_measurements_are_not_taken_for_codes_or_identifiers(name: str) -> None:
-    assert kind(draw(lambda n, r: str(r.integers(100, 999))), name) == ("numeric", "")
-
-
-def test_a_measurement_with_decimals_is_no_identifier_by_its_name() -> None:
-    assert kind([n * 37 % 101 / 8 for n in range(ROWS)], "key") == ("numeric", "")
-
-
-@pytest.mark.parametrize("name", ["index", "row_index", "idx"])
-def test_an_index_is_one(name: str) -> None:
-    assert kind([3 * n for n in range(ROWS)], name)[0] == "dropped"
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        *[(lambda n, r: str(r.integers(100, 999)), name) for name in ("surface area", "glycemic index")],
+        *[(lambda n, r: str(r.integers(100, 999)), name) for name in ("body_mass_index", "HeatIndex")],
+        (lambda n, r: n * 37 % 101 / 8, "key"),
+        (lambda n, r: 99 if n % 10 == 0 else n % 99, "x"),
+        (lambda n, r: 9999 if n == 3 else 20 + n % 7 / 2, "x"),
+        (lambda n, r: "9" * 400 if n < 3 else str(n * 37 % 101), "x"),
+        (lambda n, r: f"{n % 24:02d}:{n % 60:02d}", "x"),
+    ],
+)
+def test_measurements_are_numbers(cell: Any, name: str) -> None:
+    found, warning = kind(draw(cell), name)
+    assert found == "numeric"
+    assert not re.search("identif|code|marks missing", warning)
 
 
 @pytest.mark.parametrize(
-    "cell",
+    ("cell", "name", "wanted", "says"),
     [
-        lambda n, r: f"user{n}@mail.example.org",
-        lambda n, r: f"https://example.org/{n}/a/b",
-        lambda n, r: f"+47 {n:02d} {n * 7 % 90} 15 22",
-        lambda n, r: f"({n + 200}) 555-{n * 7:04d}",
-        lambda n, r: f"{n:08x}-32d3-4fce-b40a-15a7c0ffee00",
+        (lambda n, r: 3 * n, "index", "dropped", "named like an identifier"),
+        (lambda n, r: 3 * n, "row_index", "dropped", "named like an identifier"),
+        (lambda n, r: f"user{n}@mail.example.org", "x", "dropped", "different in .almost. every row"),
+        (lambda n, r: f"https://example.org/{n}/a/b", "x", "dropped", "different in .almost. every row"),
+        (lambda n, r: f"+47 {n:02d} {n * 7 % 90} 15 22", "x", "dropped", "different in .almost. every row"),
+        (lambda n, r: f"({n + 200}) 555-{n * 7:04d}", "x", "dropped", "different in .almost. every row"),
+        (lambda n, r: f"Number{n}, Mr. Owen Harris", "Name", "text", "the name suggests an identifier"),
+        # ordered with gaps; without a repetition where chance would repeat; ten digits
+        (lambda n, r: 100_000 + 17 * n + int(r.integers(17)), "x", "numeric", "different in every row"),
+        (lambda n, r: (n * 7919) % 1009, "x", "numeric", "different in every row"),
+        (lambda n, r: int(r.integers(10**9, 10**10)), "x", "numeric", "different in every row"),
+        (lambda n, r: [501, 2134, 90210, 60601][n % 4], "zip", "categorical", "according to the column name"),
+        (lambda n, r: 2**60 + n % 3, "x", "categorical", "too large to be represented exactly"),
+        (lambda n, r: str(-(2**60) + n % 3), "x", "categorical", "too large to be represented exactly"),
+        (lambda n, r: -999 if n % 10 == 0 else 20 + n % 7 / 2, "x", "numeric", "if it marks missing values"),
+        (lambda n, r: 9999 if n % 10 == 0 else 20 + n % 7 / 2, "x", "numeric", "if it marks missing values"),
+        (lambda n, r: f"{n}k" if n % 5 == 0 else n * 37 % 907, "x", "numeric", "the unit k and some"),
+        (lambda n, r: ["NO", "SI"][n % 2], "country", "categorical", "^$"),
+        (lambda n, r: ["no", "si"][n % 2], "x", "boolean", "^$"),
     ],
 )
-def test_addresses_and_telephone_numbers_are_identifiers_not_text(cell: Any) -> None:
-    found, warning = kind(draw(cell))
-    assert found == "dropped"
-    assert "different in (almost) every row" in warning
-
-
-def test_names_of_people_as_text_look_like_an_identifier() -> None:
-    found, warning = kind(draw(lambda n, r: f"Number{n}, Mr. Owen Harris"), "Name")
-    assert found == "text"
-    assert "the name suggests an identifier" in warning
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        lambda n, r: 100_000 + 17 * n + int(r.integers(17)),  # ordered, with gaps
-        lambda n, r: (n * 7919) % 1009,  # without repetition where chance would repeat
-        lambda n, r: int(r.integers(10**9, 10**10)),
-    ],
-)
-def test_an_identifier_in_numbers_is_pointed_at(cell: Any) -> None:
-    found, warning = kind(draw(cell))
-    assert found == "numeric"
-    assert "different in every row" in warning
-
-
-def test_zip_codes_of_other_lengths_are_codes_too() -> None:
-    found, warning = kind([[501, 2134, 90210, 60601][n % 4] for n in range(ROWS)], "zip")
-    assert found == "categorical"
-    assert "according to the column name" in warning
-
-
-@pytest.mark.parametrize("start", [2**60, -(2**60), 2**63 - 3])
-def test_integers_that_floats_cannot_tell_apart_are_categories(start: int) -> None:
-    for cells in ([start + n % 3 for n in range(ROWS)], [str(start + n % 3) for n in range(ROWS)]):
-        found, warning = kind(cells)
-        assert found == "categorical"
-        assert "too large to be represented exactly" in warning
-
-
-def test_numbers_of_hundreds_of_digits_do_no_harm() -> None:
-    assert kind(["9" * 400 if n < 3 else str(n * 37 % 101) for n in range(ROWS)])[0] == "numeric"
-
-
-@pytest.mark.parametrize("marker", [-999, 9999, -9])
-def test_numbers_that_mark_missing_values_are_pointed_at(marker: int) -> None:
-    values = [marker if n % 10 == 0 else 20 + n % 7 / 2 for n in range(ROWS)]
-    assert "if it marks missing values" in kind(values)[1]
-    assert kind([99 if n % 10 == 0 else n % 99 for n in range(ROWS)]) == ("numeric", "")
-    assert kind([9999 if n == 3 else 20 + n % 7 / 2 for n in range(ROWS)]) == ("numeric", "")
-
-
-def test_units_in_some_cells_are_pointed_at() -> None:
-    found, warning = kind(draw(lambda n, r: f"{n}k" if n % 5 == 0 else str(n * 37 % 907)))
-    assert found == "numeric"
-    assert "some cells have the unit k and some have none" in warning
-
-
-def test_norway_and_slovenia_are_countries() -> None:
-    assert kind(["NO", "SI"] * 20)[0] == "categorical"
-    assert kind(["no", "si"] * 20)[0] == "boolean"
-
-
-def test_times_of_day_are_numbers() -> None:
-    assert kind(draw(lambda n, r: f"{n % 24:02d}:{n % 60:02d}")) == ("numeric", "")
+def test_what_is_doubtful_is_said(cell: Any, name: str, wanted: str, says: str) -> None:
+    found, warning = kind(draw(cell), name)
+    assert found == wanted
+    assert re.search(says, warning), warning
 
 
 def test_the_decimal_mark_is_that_of_the_table() -> None:

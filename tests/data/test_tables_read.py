@@ -24,22 +24,14 @@ from shoal.data.tables.cells import Format
 from shoal.errors import InputError
 
 
-def written(path: Path, text: str, **options: Any) -> Path:
-    path.write_text(text, newline="", **options)
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, newline="", encoding="utf-8")
     return path
 
 
-def workbook(path: Path, *rows: Any, **more: Any) -> Path:
-    openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.Workbook()
-    for row in rows:
-        book.active.append(row)
-    for title, content in more.items():
-        sheet = book.create_sheet(title)
-        for row in content:
-            sheet.append(row)
-    book.save(path)
-    return path
+def texts(source: Any) -> dict[str, list[str | None]]:
+    table = as_table(source)
+    return {name: table[name].texts() for name in table}
 
 
 class TestCsv:
@@ -56,31 +48,26 @@ class TestCsv:
         ],
     )
     def test_separators_quotes_and_marks(self, text: str, name: str, tmp_path: Path) -> None:
-        found = read(written(tmp_path / name, text, encoding="utf-8"))
-        assert found.to_dict("list") == {"a": ["1", "2"], "b": ["x", "y"]}
+        assert texts(written(tmp_path / name, text)) == {"a": ["1", "2"], "b": ["x", "y"]}
 
-    def test_a_quoted_cell_may_hold_anything(self, tmp_path: Path) -> None:
-        found = read(written(tmp_path / "t.csv", 'a,b\n1,"x, ""y""\nand z"\n2,w\n'))
-        assert found["b"].tolist() == ['x, "y"\nand z', "w"]
-
-    def test_a_cell_may_be_long(self, tmp_path: Path) -> None:
-        found = read(written(tmp_path / "t.csv", f"a,b\n1,{'word ' * 30_000}\n2,w\n"))
-        assert len(found["b"][0]) == 149_999
+    def test_cells_may_be_long_and_hold_anything(self, tmp_path: Path) -> None:
+        found = read(written(tmp_path / "t.csv", f'a,b\n1,"x, ""y""\nand z"\n2,{"word " * 30_000}\n'))
+        assert found["b"][0] == 'x, "y"\nand z'
+        assert len(found["b"][1]) == 149_999
 
     def test_separators_at_the_end_of_lines(self, tmp_path: Path) -> None:
-        found = read(
-            written(tmp_path / "t.csv", "a,b,,,\n" + "".join(f"{n}.5,{n % 2},,,\n" for n in range(30)))
-        )
-        assert list(found) == ["a", "b", "Unnamed: 2", "Unnamed: 3", "Unnamed: 4"]
+        found = read(written(tmp_path / "t.csv", "a,b,,\n1,2,,\n"))
+        assert list(found) == ["a", "b", "Unnamed: 2", "Unnamed: 3"]
 
     def test_encodings_and_lines_above_the_names(self, tmp_path: Path) -> None:
-        (tmp_path / "t.csv").write_bytes("Export, of\n2024\na,b\n1,ü\n".encode("cp1252"))
+        path = tmp_path / "t.csv"
+        path.write_bytes("Export, of\n2024\na,b\n1,ü\n".encode("cp1252"))
         with pytest.raises(InputError, match="not utf-8; set encoding"):
-            read(tmp_path / "t.csv", skip_rows=2)
-        found = read(tmp_path / "t.csv", skip_rows=2, encoding="cp1252")
+            read(path, skip_rows=2)
+        found = read(path, skip_rows=2, encoding="cp1252")
         assert found.to_dict("list") == {"a": ["1"], "b": ["ü"]}
         with pytest.raises(InputError, match="encoding: 'cp12' is no encoding"):
-            read(tmp_path / "t.csv", encoding="cp12")
+            read(path, encoding="cp12")
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -105,7 +92,7 @@ class TestCsv:
             found = read(path)
         except InputError:
             return
-        assert all(len(as_table(path)[name].texts()) == len(found) for name in found)
+        assert all(len(cells) == len(found) for cells in texts(path).values())
 
     @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -118,18 +105,12 @@ class TestCsv:
         path = tmp_path / f"{zlib.crc32(repr((rows, separator)).encode())}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *rows])
-        found = as_table(path)
-        assert [float(t or "nan") for t in found["a"].texts()] == [a for a, _ in rows]
-        assert [b or "" for b in found["b"].texts()] == [b.strip() for _, b in rows]
+        found = texts(path)
+        assert [float(t or "nan") for t in found["a"]] == [a for a, _ in rows]
+        assert [b or "" for b in found["b"]] == [b.strip() for _, b in rows]
 
 
 class TestFiles:
-    def test_places(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="No such file"):
-            as_table(tmp_path / "u.csv")
-        with pytest.raises(InputError, match="is a folder"):
-            as_table(tmp_path)
-
     def test_a_file_is_read_once_until_it_changes(self, tmp_path: Path) -> None:
         path = written(tmp_path / "t.csv", "a,b\n1,x\n")
         first = as_table(path)
@@ -138,35 +119,32 @@ class TestFiles:
         assert as_table(path).rows == 2
 
     def test_sheets(self, tmp_path: Path) -> None:
-        path = workbook(
-            tmp_path / "t.xlsx",
-            ["a", None, "b"],
-            [1, None, "x"],
-            [None, None, None],
-            [2, "left", None],
-            second=[["Report"], ["c"], [5]],
-        )
+        openpyxl = pytest.importorskip("openpyxl")
+        path, book = tmp_path / "t.xlsx", openpyxl.Workbook()
+        sheets = book.active, book.create_sheet("second")
+        for row in (["a", None, "b"], [1, None, "x"], [None, None, None], [2, "left", None]):
+            sheets[0].append(row)
+        for row in (["Report"], ["c"], [5]):
+            sheets[1].append(row)
+        book.save(path)
         with pytest.warns(UserWarning, match="'Sheet' is read; not read: 'second'"):
-            found = read(path)
-        assert list(found) == ["a", "Unnamed: 1", "b"]
-        assert found["a"].tolist() == [1.0, 2.0]
-        assert as_table(found)["b"].texts() == ["x", None]
+            found = texts(path)
+        assert found == {"a": ["1", "2"], "Unnamed: 1": [None, "left"], "b": ["x", None]}
         for sheet in ("second", 1):
             assert read(path, sheet=sheet, skip_rows=1).to_dict("list") == {"c": [5.0]}
         with pytest.raises(InputError, match=r"no sheet 'secnd'\. Did you mean 'second'"):
             read(path, sheet="secnd")
 
-    def test_workbooks_that_are_none(self, tmp_path: Path) -> None:
+    def test_files_that_are_no_tables(self, tmp_path: Path) -> None:
         (tmp_path / "locked.xlsx").write_bytes(bytes.fromhex("D0CF11E0A1B11AE1") + b"\0" * 600)
-        with pytest.raises(InputError, match="has a password"):
-            read(tmp_path / "locked.xlsx")
         with zipfile.ZipFile(tmp_path / "zip.xlsx", "w") as archive:
             archive.writestr("a", "b")
-        for name in ("zip.xlsx", "empty.parquet"):
-            if name == "empty.parquet":
-                (tmp_path / name).touch()
-            with pytest.raises(InputError, match=f"{name}' cannot be read"):
-                read(tmp_path / name)
+        (tmp_path / "empty.parquet").touch()
+        messages = {"locked.xlsx": "has a password", "u.csv": "No such file", "": "is a folder"}
+        messages |= {name: f"{name}' cannot be read" for name in ("zip.xlsx", "empty.parquet")}
+        for name, message in messages.items():
+            with pytest.raises(InputError, match=message):
+                as_table(tmp_path / name)
 
     @pytest.mark.parametrize(
         ("table", "message"),
@@ -186,52 +164,39 @@ class TestFiles:
 
 class TestTypes:
     def test_frames_and_mappings_of_any_library(self) -> None:
-        class Frame:
-            columns = ("a", "b")
-
-            def __arrow_c_stream__(self, schema: Any = None) -> Any:
-                return pa.table({"a": [1, 2], "b": ["x", None]}).__arrow_c_stream__(schema)
-
         frames = [
             {"a": [1, 2], "b": ("x", None)},
             {"a": torch.tensor([1.0, 2.0]), "b": np.array(["x", None], object)},
             pd.DataFrame({"a": pd.array([1, 2], "Int64"), "b": pd.Categorical(["x", None])}),
             pd.DataFrame({"b": ["x", None]}, index=pd.Index([1, 2], name="a")),
             pa.table({"a": [1, 2], "b": ["x", None]}),
-            Frame(),
+            {"a": [decimal.Decimal("1.0"), decimal.Decimal(2)], "b": [b"x", None]},
         ]
         for frame in frames:
-            table = as_table(frame)
-            assert table["a"].texts() == ["1", "2"]
-            assert table["b"].texts() == ["x", None]
+            assert texts(frame) == {"a": ["1", "2"], "b": ["x", None]}
 
     def test_integers_beyond_float64_stay_themselves(self) -> None:
-        assert as_table({"a": [2**60, 2**60 + 1]})["a"].texts() == [str(2**60), str(2**60 + 1)]
+        assert texts({"a": [2**60, 2**60 + 1]}) == {"a": [str(2**60), str(2**60 + 1)]}
 
-    def test_durations_are_seconds(self) -> None:
-        spans = [datetime.timedelta(days=n % 3, seconds=n * 3.5) for n in range(30)]
-        wanted = [span.total_seconds() for span in spans]
-        for cells in (spans, pd.Series(spans), pa.array(spans), pd.Series(spans).astype(str)):
-            found = as_table({"x": cells})["x"].values("numeric", Format(unit="s"))[0]
-            assert found.tolist() == wanted
-
-    def test_moments_are_the_same_however_they_come(self, tmp_path: Path) -> None:
-        """Nanoseconds are cut off, zones become UTC."""
+    def test_moments_and_durations_are_the_same_however_they_come(self, tmp_path: Path) -> None:
+        """Nanoseconds are cut off, zones become UTC; durations are seconds."""
         moments = pd.Series(pd.date_range("1969-12-30 00:00:00.123456789", periods=9, freq="7h"))
-        pd.DataFrame({"x": moments}).to_parquet(tmp_path / "t.parquet")
-        pd.DataFrame({"x": moments}).to_csv(tmp_path / "t.csv", index=False)
-        wanted = moments.to_numpy("M8[us]").astype(np.int64) / 86_400e6
+        spans = pd.Series([datetime.timedelta(days=n % 3, seconds=n * 3.5) for n in range(9)])
+        frame = pd.DataFrame({"x": moments, "y": spans})
+        frame.to_parquet(tmp_path / "t.parquet")
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        there = moments.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")
         sources = [
-            {"x": moments},
-            {"x": moments.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")},
-            {"x": pa.array(moments)},
-            {"x": [*moments.dt.to_pydatetime()]},
-            tmp_path / "t.parquet",
-            tmp_path / "t.csv",
+            frame,
+            {"x": there, "y": [*spans.dt.to_pytimedelta()]},
+            {"x": [*moments.dt.to_pydatetime()], "y": spans.astype(str)},
+            *(tmp_path / "t.parquet", tmp_path / "t.csv"),
         ]
         for source in sources:
-            found = as_table(source)["x"].values("date", Format())[0]
-            assert found == pytest.approx(wanted, abs=1e-11), source
+            table = as_table(source)
+            days = table["x"].values("date", Format())[0]
+            assert days == pytest.approx(moments.to_numpy("M8[us]").astype(np.int64) / 86_400e6, abs=1e-11)
+            assert table["y"].values("numeric", Format(unit="s"))[0].tolist() == [*spans.dt.total_seconds()]
 
     def test_days(self) -> None:
         days = [datetime.date(2020, 1, 1), None, datetime.date(2020, 3, 1)]
@@ -239,12 +204,6 @@ class TestTypes:
             column = as_table({"x": cells})["x"]
             assert column.texts() == ["2020-01-01", None, "2020-03-01"]
             assert column.values("date", Format())[0][2] == 18322.0
-
-    def test_decimals_are_numbers(self) -> None:
-        values = [decimal.Decimal(f"{n}.25") for n in range(9)]
-        assert as_table({"x": values})["x"].values("numeric", Format())[0].tolist() == [
-            n + 0.25 for n in range(9)
-        ]
 
 
 @pytest.mark.parametrize(
@@ -254,12 +213,11 @@ class TestTypes:
         ("7:30:15", 27_015.0),
         ("0:00:03.5", 3.5),
         ("1 day, 0:00:01", 86_401.0),
-        ("2 days 00:00:00", 172_800.0),
-        ("-1 days 23:59:59", -1.0),
+        ("-1 days +23:59:59", -1.0),
         ("100:00:00", 360_000.0),
-        ("07:75", None),
+        ("07:75", math.nan),
     ],
 )
-def test_times_of_day_and_durations_are_seconds(text: str, seconds: float | None) -> None:
+def test_times_of_day_and_durations_are_seconds(text: str, seconds: float) -> None:
     (found,) = as_table({"x": [text]})["x"].values("numeric", Format(unit="s"))[0]
-    assert found == (pytest.approx(math.nan, nan_ok=True) if seconds is None else seconds)
+    assert found == pytest.approx(seconds, nan_ok=True)

@@ -145,10 +145,7 @@ def test_names_of_domains_and_groups(wilds_root: Path) -> None:
     assert years["train"].names == tuple(map(str, range(2002, 2013)))
     assert years["train"].examples().tolist() == land["train"].examples().tolist()
     assert set(land["test"].names) == {"Africa", "Americas", "Asia", "Europe", "Oceania", "Other"}
-    assert loaded("iwildcam", wilds_root).splits["train"].names == tuple(f"location {i}" for i in range(12))
-    wealth = loaded("poverty", wilds_root)
-    assert wealth.splits["test"].names == ("rural", "urban")
-    assert "democratic republic of congo" in wealth.splits["train"].names
+    assert loaded("poverty", wilds_root).splits["test"].names == ("rural", "urban")
 
 
 @pytest.mark.parametrize("name", SCORES)

@@ -107,16 +107,12 @@ class Run(Result):
         return pandas.DataFrame(rows, columns=columns)
 
     def __str__(self) -> str:
-        from shoal.training.metrics import why_missing
-
         if not self.finished:
             return "\n".join(self.problems)
         first, lines = self.finished[0], self.problems
         how = f"{first.rule} (step {first.history[first.selected]['step']:,})"
         if len(self.records) > 1:
             how = f"{first.rule.split(',')[0]}; mean ± standard deviation over {len(self.finished)} seeds"
-        for split, scores in first.scores.items():
-            lines += why_missing(split, scores.get("metrics") or {})
         if first.rule.startswith("best") and (note := first.notes.get("validation")):
             lines.append(f"Validation is {note}.")
         seconds = sum(r.seconds for r in self.records)

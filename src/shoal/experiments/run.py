@@ -28,8 +28,7 @@ from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
 from shoal.models import build
-from shoal.models.backbones import Backbone
-from shoal.models.weights import fitting
+from shoal.models.backbones import Backbone, fitting
 from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training.calibration import calibrated
 from shoal.training.card import model_files

@@ -1,18 +1,24 @@
-"""Any backbone of timm as a :class:`~shoal.models.FeatureModel`."""
+"""Any backbone of timm as a :class:`~shoal.models.FeatureModel`, and files of weights under timm's names."""
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.data.images import DEVIATION, MEAN
 from shoal.errors import InputError
-from shoal.models.batchnorm import freeze_batchnorm as freeze
 from shoal.models.feature_model import FeatureModel, with_head
-from shoal.settings import Range
+from shoal.settings import Range, checked
 from shoal.vision import load_timm
+
+BODY = "features.body."
+DERIVED = ("relative_position_index", "num_batches_tracked")
+"""Buffers that follow from the architecture, or that inference has no use for."""
 
 
 def known(name: str) -> bool:
@@ -96,7 +102,7 @@ class Backbone(nn.Module):
     def has_weights(self) -> None:
         """To be called when the weights are no longer random."""
         if self.freeze_batchnorm:
-            freeze(self.body)
+            freeze_batchnorm(self.body)
 
     def train(self, mode: bool = True) -> Self:
         return super().train(mode and not self.frozen)
@@ -108,3 +114,63 @@ class Backbone(nn.Module):
             x = x * self.scale + self.shift
         features: Tensor = self.body(x)
         return features
+
+
+@checked
+def freeze_batchnorm(model: nn.Module) -> list[str]:
+    """Keep the running statistics of every BatchNorm layer in training mode too, in place.
+
+    The layers normalise with their pretrained means and variances; their scales and shifts are still trained.
+    Layers whose statistics were never updated are left as they are. Weights and their names do not change. ::
+
+        model = torchvision.models.resnet50(weights="IMAGENET1K_V2")
+        freeze_batchnorm(model)
+
+    Args:
+        model: any network with pretrained weights.
+
+    Returns:
+        The names of the layers that are now frozen.
+    """
+    names = []
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and "train" not in vars(module):
+            mean = module.running_mean
+            if mean is not None and mean.count_nonzero():
+                module.train = partial(_eval, module)  # type: ignore[assignment, method-assign]
+                module.eval()
+                names.append(name)
+    return names
+
+
+def _eval(module: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(module, False)
+
+
+def fitting(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """``weights`` under the names of ``model``, as far as they fit; ``load_state_dict`` says if they do not.
+
+    They are the whole model's, with LoRA adapters or without, or those of timm's backbone under timm's names
+    (which for ResNet, ResNeXt and DenseNet are torchvision's too), with anything in front of the names. Then
+    the classifier in the file is not used, and the model keeps its own head.
+    """
+    state: dict[str, Tensor] = model.state_dict()
+    names = {k.replace(".base_layer.", "."): k for k in state if ".lora_" not in k}
+    if names.keys() == weights.keys():
+        return state | {names[k]: v for k, v in weights.items()}
+    features: Any = getattr(model, "features", None)
+    if state.keys() == weights.keys() or not isinstance(features, Backbone):
+        return dict(weights)
+    inside = {k.removeprefix(BODY): own for k, own in names.items() if k.startswith(BODY)}
+    prefixes = {k[: -len(own)] for own in list(inside)[:1] for k in weights if k.endswith(own)}
+    prefix = max(prefixes, key=lambda prefix: sum(prefix + k in weights for k in inside), default="")
+    classifier = (getattr(features.body, "pretrained_cfg", None) or {}).get("classifier") or ()
+    unused = [f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier)]
+    ignored = (*unused, "AuxLogits.")
+    found = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    found = {
+        k: v for k, v in found.items() if k in inside or not (k.startswith(ignored) or k.endswith(DERIVED))
+    }
+    replaced = {inside.get(k, k): v for k, v in found.items()}
+    needed = {own for own in inside.values() if not own.endswith(DERIVED)}
+    return {k: v for k, v in state.items() if k not in needed} | replaced

@@ -7,7 +7,6 @@ None of them has BatchNorm: the output for an example must not depend on the dom
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -37,8 +36,7 @@ def pixel_linear(
     Args:
         side: height and width of the averaged image.
     """
-    if len(input_shape) != 3:
-        raise InputError(f"model 'pixel-linear' takes images (c, h, w); not {input_shape}.")
+    _images("pixel-linear", input_shape, 1)
     side = min(side, *input_shape[1:])
     features = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
     return FeatureModel(features, linear_head(input_shape[0] * side**2, classes))
@@ -142,10 +140,6 @@ def mnist_cnn(input_shape: Shape, classes: int | None, width: Channels = 64) -> 
     return _convolutions("mnist-cnn", input_shape, classes, [width, *[2 * width] * 3], [1, 2, 1, 1])
 
 
-# Channels after each convolution, in units of `width`; 32 × 32 images need one halving less.
-SPRITE_CHANNELS = {64: (1, 1, 2, 4, 4), 32: (1, 1, 2, 4)}
-
-
 def sprite_cnn(input_shape: Shape, classes: int | None, width: Width = 32) -> FeatureModel:
     """Build the network of the CdSprites experiments: 4 × 4 convolutions with stride 2.
 
@@ -156,14 +150,15 @@ def sprite_cnn(input_shape: Shape, classes: int | None, width: Width = 32) -> Fe
     Args:
         width: number of channels of the first convolution.
     """
-    if input_shape[1:] not in [(side, side) for side in SPRITE_CHANNELS]:
+    sizes: dict[Shape, Shape] = {(64, 64): (1, 1, 2, 4, 4), (32, 32): (1, 1, 2, 4)}
+    if (factors := sizes.get(input_shape[1:])) is None:
         raise InputError(f"model 'sprite-cnn' takes images (c, 64, 64) or (c, 32, 32); not {input_shape}.")
-    channels = [input_shape[0], *(width * c for c in SPRITE_CHANNELS[input_shape[1]])]
-    padding = [1] * (len(channels) - 2) + [0]
-    layers: list[nn.Module] = []
-    for (inputs, outputs), pad in zip(pairwise(channels), padding, strict=True):
-        layers += [nn.Conv2d(inputs, outputs, 4, stride=2, padding=pad), nn.ReLU()]
-    return FeatureModel(nn.Sequential(*layers, nn.Flatten()), linear_head(channels[-1], classes))
+    layers, inputs = list[nn.Module](), input_shape[0]
+    for n, factor in enumerate(factors, 1):
+        padding = 1 if n < len(factors) else 0
+        layers += [nn.Conv2d(inputs, width * factor, 4, stride=2, padding=padding), nn.ReLU()]
+        inputs = width * factor
+    return FeatureModel(nn.Sequential(*layers, nn.Flatten()), linear_head(inputs, classes))
 
 
 def _flat(model: str, input_shape: Shape) -> int:
@@ -173,14 +168,20 @@ def _flat(model: str, input_shape: Shape) -> int:
     return input_shape[0]
 
 
+def _images(model: str, input_shape: Shape, least: int) -> None:
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        at_least = f"at least {least} × {least}"
+        raise InputError(f"model {model!r} takes images (c, h, w) of {at_least}; not {input_shape}.")
+
+
 def _convolutions(
     model: str, input_shape: Shape, classes: int | None, widths: Sequence[int], strides: Sequence[int]
 ) -> FeatureModel:
     """3 × 3 convolutions, ReLU and GroupNorm after each, the mean over the image, and a linear head."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
-        raise InputError(f"model {model!r} takes images (c, h, w) of at least 8 × 8; not {input_shape}.")
-    layers: list[nn.Module] = []
-    for (inputs, outputs), stride in zip(pairwise([input_shape[0], *widths]), strides, strict=True):
+    _images(model, input_shape, 8)
+    layers, inputs = list[nn.Module](), input_shape[0]
+    for outputs, stride in zip(widths, strides, strict=True):
         layers += [nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(8, outputs)]
+        inputs = outputs
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return FeatureModel(features, linear_head(widths[-1], classes))
+    return FeatureModel(features, linear_head(inputs, classes))

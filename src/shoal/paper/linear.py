@@ -169,24 +169,15 @@ def printed() -> dict[str, str]:
 def reproduce(request: Request) -> Reproduction:
     rows = [row for method in METHODS for row in measure(method)]
     by = {(row["method"], row["weight_decay"]): row for row in rows}
-    paper = read("published/linear.yaml")["states"]
-    until, paths, ends = {}, [], []
+    paper, table, until = read("published/linear.yaml")["states"], [], {}
     for method in METHODS:
-        free = by[method, 0.0]
+        free, known = by[method, 0.0], "–" if "random" in method else paper.get(method.split(",")[0], "–")
         last = free["invariant_until"]
         until[method] = "the end" if last == STEPS else str(last or "never")
-        about = {
-            "method": method,
-            "paper": "–" if "random" in method else paper.get(method.split(",")[0], "–"),
-        }
-        states = {f"step {step}": found for step, found in free["states"].items()}
-        *w, b = (f"{value:.1f}" for value in free["weights"])
-        weights = {"93/93 until step": until[method], "W at the end": f"[{', '.join(w)}]", "b": b}
-        paths.append({**about, **states, **weights})
-        decays = {f"decay {decay:g}": by[method, decay]["states"][STEPS] for decay in DECAYS}
-        ends.append({**about, **decays, f"w1+b at decay {SHOWN:g}": f"{by[method, SHOWN]['w1+b']:+.3f}"})
-    tables = {"Without weight decay (train/test accuracy in percent)": paths}
-    tables[f"At step {STEPS}, with weight decay"] = ends
+        row = {"method": method, "paper": known, f"step {EARLY}": free["states"][EARLY]}
+        row |= {f"step {STEPS}": free["states"][STEPS], "93/93 until step": until[method]}
+        row |= {f"decay {decay:g}": by[method, decay]["states"][STEPS] for decay in DECAYS[1:]}
+        table.append({**row, f"w1+b at decay {SHOWN:g}": f"{by[method, SHOWN]['w1+b']:+.3f}"})
     names = {"linear": 0.0, f"linear-decay-{SHOWN:g}".replace(".", "_"): SHOWN}
     figures = {name: linear_figure({m: by[m, d]["path"] for m in METHODS}, d) for name, d in names.items()}
     both = {"ERM": "ERM", "IDGM": "IDGM, normalised, γ=0.1"}
@@ -199,5 +190,6 @@ def reproduce(request: Request) -> Reproduction:
     nearest = min(METHODS, key=lambda method: abs(by[method, SHOWN]["w1+b"]))
     found = "; ".join(f"{name}: {states}" for name, states in printed().items())
     values = {"until": until, "decay": SHOWN, "nearest": nearest, "margin": by[nearest, SHOWN]["w1+b"]}
+    heading = f"Train/test accuracy in percent, without weight decay and with it at step {STEPS}"
     data = {"rows": rows, "printed": printed()}
-    return request.result(tables, data, {**values, "printed": found}, figures=figures)
+    return request.result({heading: table}, data, {**values, "printed": found}, figures=figures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +24,6 @@ Experiment = Literal[
     "linear", "theorem", "cdsprites", "tracking", "grouping", "domainbed", "wilds", "ablation"
 ]
 Names = str | Sequence[str]
-SHOWN, WIDTH = 10, 100
-"""Failed runs that the text names, and characters of its lines."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,22 +58,16 @@ class Reproduction(Result):
         for heading, table in self.tables.items():
             parts += [f"{heading}:"] * bool(heading) + [getattr(table, form)()]
         quick = [f"Quick run. {self.left_out}"] if self.left_out else []
-        return "\n\n".join([*parts, *map(_wrapped, [self.text, *quick])])
+        return "\n\n".join([*parts, self.text, *quick])
 
     def __str__(self) -> str:
         names = ", ".join(path.name for path in self.files)
         saved = [f"Saved in {self.files[0].parent}: {names}"] if self.files else []
-        failed = ["\n".join(self.failed[:SHOWN])] if self.failed else []
-        return "\n\n".join([self.document("text"), *failed, *saved])
+        return "\n\n".join([self.document("text"), *self.failed, *saved])
 
     def to_dict(self) -> dict[str, Any]:
         about = {"experiment": self.experiment, "left_out": self.left_out, "failed": list(self.failed)}
         return {**about, **self.data, "files": [str(path) for path in self.files]}
-
-
-def _wrapped(text: str) -> str:
-    lines = [(line, "  " if line.startswith(("-", " ")) else "") for line in text.splitlines()]
-    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent=indent) for line, indent in lines)
 
 
 @dataclass(frozen=True)

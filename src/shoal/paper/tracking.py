@@ -43,13 +43,10 @@ METHODS = (
     Variant("ERM", settings={"meta_lr": 1.0, "inner_state": "carry"}, draw="regrouped"),
 )
 EVALUATIONS, EVAL_LIMIT = 20, 5000
-QUICK_EVERY = 4
-"""A quick run measures every fourth iteration."""
-CONSTANT_STEPS = 20
-"""Iterations on whose minibatches the constant classifiers are measured."""
-KINDS = ("mean_cosine", "mean_inner_product")
-DOMAINS = 15
-"""Of CdSprites."""
+QUICK_EVERY = 4  # iterations between measurements in a quick run
+CONSTANT_STEPS = 20  # iterations on whose minibatches the constant classifiers are measured
+KINDS = ["mean_cosine", "mean_inner_product"]
+DOMAINS = 15  # of CdSprites
 
 
 def plan(dataset: str, request: Request) -> list[RunConfig]:
@@ -59,14 +56,11 @@ def plan(dataset: str, request: Request) -> list[RunConfig]:
         configs = cdsprites.configs(METHODS, DOMAINS, range(request.seeds or size["seeds"]), size)
     else:
         configs = recipes.runs(dataset, METHODS, request.preset, request.seeds, request.quick)
+    every = [max(1, c.steps // EVALUATIONS) for c in configs]
+    limits = [c.eval_limit or EVAL_LIMIT for c in configs]
     return [
-        replace(
-            config,
-            select="last",
-            eval_every=max(1, config.steps // EVALUATIONS),
-            eval_limit=config.eval_limit or EVAL_LIMIT,
-        )
-        for config in configs
+        replace(config, select="last", eval_every=n, eval_limit=limit)
+        for config, n, limit in zip(configs, every, limits, strict=True)
     ]
 
 
@@ -89,8 +83,7 @@ def constants(config: RunConfig, device: str | None) -> dict[str, dict[str, Any]
             head.bias.copy_(value)
         training.model.train()
         assert track is not None
-        compared = [track.compared(step, batch) for step, batch in enumerate(batches)]
-        measured = [track.measure(step, batch) for step, batch in enumerate(compared)]
+        measured = [track.measure(step, track.batch(step)) for step in range(steps)]
         means = {kind: mean_sd(point[kind] for point in measured)[0] for kind in KINDS}
         scores = training.evaluator(training.model)["test"].to_dict()
         result[name] = {**means, "score": selection_score(scores)[1]}
@@ -131,21 +124,19 @@ def summary(measured: pandas.DataFrame, scores: pandas.DataFrame) -> dict[str, d
 
     ``change`` is how much an update changes the cosine, on average over all of training.
     """
-    step = measured["iteration"]
-    start, end = measured[step <= step.quantile(0.1)], measured[step >= step.quantile(0.9)]
-    by = ["model", "when", "seed"]
-    first, last, all_of = (part.groupby(by)[list(KINDS)].mean() for part in (start, end, measured))
+    step, result = measured["iteration"], {}
+    parts = (measured[step <= step.quantile(0.1)], measured[step >= step.quantile(0.9)], measured)
+    first, last, whole = (part.groupby(["model", "when", "seed"])[KINDS].mean() for part in parts)
     final = scores.groupby(["model", "seed"])["score"].last()
-    result = {}
     for model in scores["model"].unique():
-        cosines = {
+        values = {
             "start": first.loc[model, "after"]["mean_cosine"],
             "before": last.loc[model, "before"]["mean_cosine"],
             "after": last.loc[model, "after"]["mean_cosine"],
-            "change": (all_of.loc[model, "after"] - all_of.loc[model, "before"])["mean_cosine"],
+            "change": (whole.loc[model, "after"] - whole.loc[model, "before"])["mean_cosine"],
+            "inner product": last.loc[model, "after"]["mean_inner_product"],
+            "score": final.loc[model],
         }
-        product = last.loc[model, "after"]["mean_inner_product"]
-        values = {**cosines, "inner product": product, "score": final.loc[model]}
         result[str(model)] = {name: own.tolist() for name, own in values.items()}
     return result
 
@@ -153,9 +144,9 @@ def summary(measured: pandas.DataFrame, scores: pandas.DataFrame) -> dict[str, d
 def table(models: Mapping[str, Any], fixed: Mapping[str, Any], metric: str) -> list[dict[str, str]]:
     """A row per model; a constant one is the same throughout."""
     for name, values in fixed.items():
-        same = {column: [values["mean_cosine"]] for column in ("start", "before", "after")}
-        same |= {"change": [0.0], "inner product": [values["mean_inner_product"]]}
-        models = {**models, name: {**same, "score": [values["score"]]}}
+        same = {when: [values["mean_cosine"]] for when in ("start", "before", "after")}
+        same |= {"change": [0.0], "inner product": [values["mean_inner_product"]], "score": [values["score"]]}
+        models = {**models, name: same}
     return [
         {
             "": model,

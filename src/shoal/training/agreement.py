@@ -1,15 +1,14 @@
 """How well the gradients of the domains agree during a training.
 
 Measured before a step, on one batch from each of a few domains: the step's own examples, if it takes one
-batch per domain (also where they are regrouped), otherwise additional ones. ``track_after`` measures the same
-batches again after the step. With g_i the gradient of domain i's mean loss, that is
+batch per domain or regroups them, otherwise others. ``track_after`` measures the same batches again after the
+step. With g_i the gradient of domain i's mean loss, that is
 
 - ``mean_cosine`` and ``mean_inner_product`` over pairs i ≠ j (see :mod:`shoal.gradients`),
 - ``sign_agreement``, the mean over parameters of |mean of signs|,
-- ``matrix``, the cosines of all pairs, up to :data:`LARGEST` domains.
+- ``matrix``, the cosines of all pairs.
 
-Which domains are measured, where there are more of them, depends on the seed and the step alone. No weight,
-buffer, gradient or random number of the training is touched.
+No weight, buffer, gradient or random number of the training is touched.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from shoal.data.batch import MetaBatch
 from shoal.data.loader import seeded
-from shoal.data.sampler import DomainBatchSampler, key
+from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.files import finite
 from shoal.gradients import cosines, gram_matrix, mean_of_pairs, sign_agreement
@@ -30,8 +27,7 @@ from shoal.training.callbacks import Callback, State
 from shoal.training.setup import Setup
 
 LARGEST = 50
-"""Most domains that a measurement compares by default, and whose matrix is written down."""
-DRAWN = 41  # what a key is for
+"""Most domains that a measurement compares."""
 
 
 class Tracking(Callback):
@@ -43,17 +39,11 @@ class Tracking(Callback):
         if len(self.domains) < 2:
             only = self.domains.names[0]
             raise InputError(f"track_every compares domains, and there is only one to train on ({only!r}).")
-        slots = sampler.domains_per_step
-        self.count = min(max(2, min(slots, LARGEST)), len(self.domains))
-        self._sampler: DomainBatchSampler | None = None
-        """Draws the batches, if they are not those of the steps."""
-        if sampler.draw != "domains" or sampler.by_size or slots < self.count:
-            # Where domains are regrouped, these are the examples of the step, by domain.
-            other = int(key(sampler.seed, DRAWN)[0] >> np.uint64(1))
-            seed = sampler.seed if sampler.draw == "regrouped" else other
-            self._sampler = DomainBatchSampler(
-                self.domains, sampler.batch_size, self.count, seed=seed, steps=1
-            )
+        count = min(max(2, min(sampler.domains_per_step, LARGEST)), len(self.domains))
+        # With the seed of the training, which gives its own batches where these are of single domains.
+        self.sampler = DomainBatchSampler(
+            self.domains, sampler.batch_size, count, seed=sampler.seed, steps=sampler.steps
+        )
         self.measurements: list[dict[str, Any]] = []
         """Only the newest has its matrix; the log has all of them."""
         self._batch: MetaBatch | None = None
@@ -61,8 +51,7 @@ class Tracking(Callback):
     def before_step(self, state: State) -> None:
         if state.step % (self.setup.options["track_every"] or 1):
             return
-        assert state.batch is not None
-        self._batch = self.compared(state.step, state.batch)
+        self._batch = self.batch(state.step)
         for before in self.measurements[-1:]:
             before.pop("matrix", None)
         self.measurements.append({"step": state.step, **self.measure(state.step, self._batch)})
@@ -78,12 +67,9 @@ class Tracking(Callback):
         self._batch = None
         self.write_line({"phase": "agreement", **self.measurements[-1]})
 
-    def compared(self, step: int, batch: MetaBatch) -> MetaBatch:
-        """The batches that are measured at a step; ``batch`` is that of the training."""
-        if self._sampler is not None:
-            batch = next(iter(self.setup.loader(self._sampler, step, step + 1, workers=0)))
-        sizes = batch.sizes[: self.count]
-        return batch.rows(slice(sum(sizes)), sizes)
+    def batch(self, step: int) -> MetaBatch:
+        """One batch of each domain that is measured at a step."""
+        return next(iter(self.setup.loader(self.sampler, step, step + 1, workers=0)))
 
     def measure(self, step: int, batch: MetaBatch) -> dict[str, Any]:
         """How well the gradients of these blocks agree, as plain data; what is not finite is ``None``."""
@@ -102,9 +88,9 @@ class Tracking(Callback):
             "mean_cosine": float(mean_of_pairs(matrix)),
             "mean_inner_product": float(mean_of_pairs(gram)),
             "sign_agreement": float(sign_agreement(gradients)),
+            "matrix": matrix.tolist(),
         }
-        with_matrix = {"matrix": matrix.tolist()} if len(matrix) <= LARGEST else {}
-        return dict(finite({**found, **with_matrix}))
+        return dict(finite(found))
 
     def state_dict(self) -> dict[str, Any]:
         return {"measurements": self.measurements}

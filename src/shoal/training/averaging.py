@@ -50,74 +50,43 @@ def make_average(name: str | None, steps: int) -> RunningMean | SWAD | None:
     return None
 
 
-class Average:
-    """A mean of the trained parameters, in float32 if they have half precision.
+class RunningMean:
+    """m ← m + share(t) (θ_t − m) from step ``start`` on, in float32 if the weights have half precision.
 
-    ``state`` is everything that changes, as tensors and plain data.
-    """
-
-    done = False
-    """Nothing will be added any more, so that the training may end."""
-    state: dict[str, Any]
-
-    def update(self, step: int, params: Sequence[Tensor]) -> None:
-        """Takes note of the trained parameters after ``step``, which counts from 1."""
-        raise NotImplementedError
-
-    def mean(self) -> Mean | None:
-        """The mean if the training ends now; ``None`` where there is none yet."""
-        raise NotImplementedError
-
-    def weights(self) -> list[Tensor] | None:
-        """The mean, in the order of the parameters."""
-        found = self.mean()
-        return None if found is None else list(found["tensors"])
-
-    @property
-    def span(self) -> tuple[int, int] | None:
-        """The first and the last step in the mean."""
-        found = self.mean()
-        return None if found is None else (found["first"], found["last"])
-
-
-class RunningMean(Average):
-    """m ← m + share(t) (θ_t − m).
-
-    Args:
-        start: first step.
-        share: how much the weights after a later step count in the mean up to it.
-        online: whether the averaged network passes every batch in training mode after the step, from the
-            first one on, and has the statistics of BatchNorm that it finds so.
+    With ``online`` the averaged network passes every batch in training mode after the step, from the first
+    one on, and has the statistics of BatchNorm that it finds so.
     """
 
     def __init__(self, start: int, share: Callable[[int], float], online: bool = False) -> None:
         self.start, self.share, self.online = start, share, online
-        self.state = {"mean": None, "buffers": None}
+        self.state: dict[str, Any] = {"mean": None, "buffers": None}
+
+    @torch.no_grad()
+    def update(self, step: int, params: Sequence[Tensor]) -> None:
+        """Takes note of the trained parameters after ``step``, which counts from 1."""
+        if step >= self.start:
+            self.state["mean"] = _with(self.state["mean"], params, step, self.share(step))
+
+    def mean(self) -> Mean | None:
+        """The mean so far; ``None`` where there is none yet."""
+        found: Mean | None = self.state["mean"]
+        return found
 
     @property
     def started(self) -> bool:
         return self.state["mean"] is not None
 
     @torch.no_grad()
-    def update(self, step: int, params: Sequence[Tensor]) -> None:
-        if step >= self.start:
-            self.state["mean"] = _with(self.state["mean"], params, step, self.share(step))
-
-    def mean(self) -> Mean | None:
-        found: Mean | None = self.state["mean"]
-        return found
-
-    @torch.no_grad()
     def track(self, model: nn.Module, params: Sequence[Tensor], x: Any) -> None:
         """Passes a batch through the averaged network, which is the model before the start."""
-        buffers = list(model.buffers())
-        weights = self.weights() or [p.clone() for p in params]
+        buffers, mean = list(model.buffers()), self.mean()
+        weights = mean["tensors"] if mean else [p.clone() for p in params]
         with applied([*params, *buffers], [*weights, *(self.state["buffers"] or buffers)]):
             call(model, x)
             self.state["buffers"] = [b.clone() for b in buffers]
 
 
-class SWAD(Average):
+class SWAD:
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
     Seeking Flat Minima, 2021), as in the authors' program (khanrc/swad, ``LossValley``).
 
@@ -138,15 +107,12 @@ class SWAD(Average):
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
         self.converge, self.tolerate, self.ratio = converge, tolerate, ratio
         # The segment now, Q, the limit (None before the start), segment s, and the mean of those that count.
-        self.state = {"segment": None, "queue": [], "limit": None, "start": None, "mean": None, "done": False}
+        self.state: dict[str, Any] = {"segment": None, "queue": [], "limit": None, "start": None}
+        self.state |= {"mean": None, "done": False}
 
     @property
-    def needed(self) -> int:
-        """The fewest evaluations in which averaging starts and ends."""
-        return self.converge + self.tolerate
-
-    @property
-    def done(self) -> bool:  # type: ignore[override]
+    def done(self) -> bool:
+        """Nothing will be added any more, so that the training may end."""
         return bool(self.state["done"])
 
     @property
@@ -196,6 +162,7 @@ class SWAD(Average):
 
     @torch.no_grad()
     def mean(self) -> Mean | None:
+        """The mean if the training ends now."""
         state = self.state
         if not self.started:
             return state["queue"][-1] if state["queue"] else None
@@ -269,21 +236,17 @@ def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
 
 
 @torch.no_grad()
-def average_weights(
-    states: Iterable[Mapping[str, Tensor]], weights: Sequence[float] | None = None
-) -> dict[str, Tensor]:
-    """Average the weights of several models, θ = Σ_i w_i θ_i.
+def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Average the weights of several models, θ = (θ_1 + … + θ_n) / n.
 
-    Sums are computed in float64; the result has the dtypes and devices of the first state, and its integers
-    and booleans. The states are read one at a time.
+    Sums are computed in float64; the result has the types of the first state, and its integers.
 
     >>> import torch
     >>> average_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
     {'w': tensor([2.5000])}
 
     Args:
-        states: state dicts.
-        weights: w_i (default: 1 / n each).
+        states: state dicts, of which one is read at a time.
 
     Returns:
         State dict of the average.
@@ -295,26 +258,22 @@ def average_weights(
     sums: dict[str, Tensor] = {}
     count = 0
     for count, state in enumerate(states, 1):
-        first = first or {name: value.detach().clone() for name, value in state.items()}
+        first = first or dict(state)
         for name in {**first, **state}:
             a, b = first.get(name), state.get(name)
             if a is None or b is None or a.shape != b.shape or a.is_floating_point() != b.is_floating_point():
-                raise InputError(
-                    f"states 1 and {count} cannot be averaged: {name!r} is in one of them only, or has "
-                    "another shape or type."
-                )
-            if a.is_floating_point() or a.is_complex():
-                wide = b.to(a.device, torch.promote_types(a.dtype, widest(a.device)))
-                part = wide if weights is None else weights[count - 1] * wide
-                sums[name] = sums[name] + part if name in sums else part
+                raise InputError(f"states 1 and {count} cannot be averaged: {name!r} is not alike in both.")
+            if a.is_floating_point():
+                wide = b.to(a.device, widest(a.device))
+                sums[name] = sums[name] + wide if name in sums else wide
     if not count:
         raise InputError("states is empty; it must contain at least one state dict.")
-    total = count if weights is None else 1
-    return {n: (sums[n] / total).to(v.dtype) if n in sums else v for n, v in first.items()}
+    return {n: (sums[n] / count).to(v.dtype) if n in sums else v.clone() for n, v in first.items()}
 
 
+@torch.no_grad()
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """(1 − α) ``start`` + α ``end``, of two state dicts of the same model.
+    """(1 − α) ``start`` + α ``end``, of two state dicts of the same model; integers are those of ``end``.
 
     The statistics of BatchNorm need :func:`refresh_batchnorm` afterwards. ::
 
@@ -326,5 +285,9 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
     """
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha must be a number from 0 to 1, got {alpha!r}.")
-    parts = [(state, share) for state, share in ((end, alpha), (start, 1 - alpha)) if share]
-    return average_weights([state for state, _ in parts], [share for _, share in parts])
+    if alpha in (0, 1):
+        return {name: value.clone() for name, value in (end if alpha else start).items()}
+    pairs = {name: (start[name].to(value.device), value) for name, value in end.items()}
+    return {
+        n: (1 - alpha) * a + alpha * b if b.is_floating_point() else b.clone() for n, (a, b) in pairs.items()
+    }

@@ -22,8 +22,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike, prior: float = math.in
     """Return the temperature T for which softmax(z / T) has the lowest mean negative log-likelihood.
 
     The loss is convex in 1/T, so that its minimum is where the derivative, mean (E_p[z] − z_y), is zero. Fit
-    it on predictions for domains that were held out from the training: on domains that were trained on,
-    models are more often right than on new ones.
+    it on held-out domains: on domains that were trained on, models are more often right than on new ones.
 
     >>> z = [[0.0, 4.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]]  # 98 % sure, and right in 3 of 4
     >>> round(fit_temperature(z, [1, 1, 0, 0]), 2)
@@ -32,7 +31,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike, prior: float = math.in
     Args:
         logits: logits (n, classes).
         labels: class of each example (n,).
-        prior: standard deviation of a normal prior of log T with mean 0. Without a prior, a few examples that
+        prior: standard deviation of a normal prior of log T with mean 0; without one, a few examples that
             are all right make T 1/100.
 
     Reference: Guo et al., On Calibration of Modern Neural Networks, ICML 2017.
@@ -41,56 +40,46 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike, prior: float = math.in
     from scipy.special import softmax
 
     z, y = np.asarray(logits, np.float64), np.asarray(labels)
-    right = z[np.arange(len(y)), y].mean()
+    right, end = z[np.arange(len(y)), y].mean(), np.log(MOST)
 
     def derivative(log_scale: float) -> float:
         scale = np.exp(log_scale)
         slope = (softmax(scale * z, axis=1) * z).sum(1).mean() - right
         return float(slope + log_scale / (prior**2 * scale * len(y)))
 
-    end = np.log(MOST)
     if derivative(-end) >= 0:
         return MOST
-    if derivative(end) <= 0:
-        return 1 / MOST
-    return float(np.exp(-brentq(derivative, -end, end)))
+    return 1 / MOST if derivative(end) <= 0 else float(np.exp(-brentq(derivative, -end, end)))
 
 
 def reliability(probabilities: ArrayLike, labels: ArrayLike, bins: int = 10) -> dict[str, Any]:
-    """Return the accuracy of predictions by their confidence, in bins of equal width, as plain data.
-
-    The confidence of a prediction is its probability. The expected calibration error is the mean over
-    examples of |accuracy − mean confidence| of their bin.
+    """Return the accuracy of predictions by their confidence, the probability of the predicted class.
 
     Args:
         probabilities: probabilities (n, classes).
         labels: class of each example (n,).
-        bins: number of bins, each without its lower edge.
+        bins: number of bins of equal width, each without its lower edge.
 
     Returns:
         ``edges`` of the bins; for each bin ``confidence`` and ``accuracy`` (means, ``None`` if it is empty)
-        and ``counts``; and ``ece``, the expected calibration error.
+        and ``counts``; and ``ece``, the mean over examples of |accuracy − confidence| of their bin.
     """
     p = np.asarray(probabilities, np.float64)
     confidence, correct = p.max(1), p.argmax(1) == np.asarray(labels)
     edges = np.linspace(0, 1, bins + 1)
     number = np.clip(np.searchsorted(edges, confidence) - 1, 0, bins - 1)
-    counts, sure, right = (np.bincount(number, w, bins) for w in (None, confidence, correct))
-    means = [
-        [float(v / n) if n else None for v, n in zip(sums, counts, strict=True)] for sums in (sure, right)
-    ]
+    counts, sure, right = (np.bincount(number, w, bins).tolist() for w in (None, confidence, correct))
     return {
         "edges": edges.tolist(),
-        "confidence": means[0],
-        "accuracy": means[1],
-        "counts": counts.astype(int).tolist(),
-        "ece": float(np.abs(sure - right).sum() / len(p)),
+        "confidence": [s / n if n else None for s, n in zip(sure, counts, strict=True)],
+        "accuracy": [r / n if n else None for r, n in zip(right, counts, strict=True)],
+        "counts": counts,
+        "ece": float(np.abs(np.subtract(sure, right)).sum() / len(p)),
     }
 
 
 def calibration(logits: ArrayLike, labels: ArrayLike, source: str = "validation") -> dict[str, Any]:
-    """The temperature, how many examples of what it was fitted on (``source``), and the reliability before
-    and after, as ``inputs.json`` has it."""
+    """The temperature, what it was fitted on, and the reliability before and after, for ``inputs.json``."""
     from scipy.special import softmax
 
     z = np.asarray(logits, np.float64)
@@ -100,8 +89,7 @@ def calibration(logits: ArrayLike, labels: ArrayLike, source: str = "validation"
 
 
 def calibrated(setup: Setup) -> dict[str, Any] | None:
-    """The calibration of a classifier that was trained, on its validation examples; ``None`` where there is
-    none: without validation, where the model was trained on it, or where the option is off.
+    """The calibration of a trained classifier on validation examples; ``None`` without such, or if off.
 
     All processes of the training call it.
     """

@@ -114,13 +114,11 @@ def card(record: Content, content: Content, config: Content, sizes: Mapping[str,
     settings["model"] = content["model"].get("name") or content["model"].get("class", "?")
     scores, small = list[tuple[Any, ...]](), list[str]()
     for split, found in at["scores"].items():
-        counts = found.get("sizes") or []
         metrics = {found["metric"]: found["average"], **(found.get("metrics") or {})}
-        scores += [
-            (split, "all", f"{sum(counts):,}", metric, _number(value)) for metric, value in metrics.items()
-        ]
+        counts = found.get("sizes") or []
+        scores += [(split, "all", sum(counts), metric, value) for metric, value in metrics.items()]
         for (domain, value), count in zip(found["domains"].items(), counts, strict=True):
-            scores.append((split, domain, f"{count:,}", found["metric"], _number(value)))
+            scores.append((split, domain, count, found["metric"], value))
             small += [f"{domain} ({count})"] if count < SMALL else []
     environment = jinja2.Environment(keep_trailing_newline=True)
     environment.filters |= {"text": _text, "several": _several}
@@ -137,7 +135,7 @@ def card(record: Content, content: Content, config: Content, sizes: Mapping[str,
         content=content,
         task=TASKS.get(content.get("task", ""), "{} classes" if classes else "regression").format(classes),
         sizes=sizes,
-        size_rows=[(s, n, f"{count:,}") for s, domains in sizes.items() for n, count in domains.items()],
+        size_rows=[(s, name, count) for s, domains in sizes.items() for name, count in domains.items()],
         column_rows=[[c[key] for key in COLUMN] for c in content["inputs"].get("columns_report") or ()],
         scores=scores,
         small=list(dict.fromkeys(small)),
@@ -149,13 +147,11 @@ def _text(value: Any) -> str:
     """A value in Markdown; of a mapping its pairs."""
     if isinstance(value, Mapping):
         value = ", ".join(f"{name} {each}" for name, each in value.items())
-    return in_markdown(value)
+    if isinstance(value, float):
+        value = f"{value:.4g}" if math.isfinite(value) else "–"
+    return in_markdown("–" if value is None else f"{value:,}" if type(value) is int else value)
 
 
 def _several(names: Sequence[str], most: int) -> str:
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(in_markdown, names[:most])) + more
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,32 +20,19 @@ from shoal.models.calling import call
 from shoal.tensors import like
 from shoal.training.processes import Processes
 
-Precision = Literal["fp32", "bf16"]
+if TYPE_CHECKING:
+    from shoal.training.miro import Miro
+
 NORM_EVERY = 10
 """Steps between two measurements of the gradient's norm, unless it is clipped or in a CUDA graph."""
-
-
-class ExtraLoss(Protocol):
-    """A term that is added to the loss of every forward pass that a gradient is taken of."""
-
-    def collecting(self) -> AbstractContextManager[None]: ...
-    def take(self) -> Tensor: ...
 
 
 class Engine:
     """Computes gradients and applies them, so that algorithms say *what* is applied and never how.
 
     Several ``processes`` have equal parts of every block. Gradients are averaged over them as lists of
-    tensors; the model is not wrapped.
-
-    Args:
-        algorithm: the algorithm, with its model and loss.
-        optimizer: optimizer of the model.
-        processes: the processes that train together.
-        precision: precision of forward passes.
-        clip: maximum norm of a gradient.
-        accumulate: number of pieces in which the gradient of a mean over examples is computed.
-        auxiliary: the algorithm's own optimizers.
+    tensors; the model is not wrapped. ``accumulate`` is the number of pieces in which the gradient of a mean
+    over examples is computed; ``auxiliary`` are the algorithm's own optimizers.
     """
 
     def __init__(
@@ -54,7 +41,7 @@ class Engine:
         optimizer: Optimizer,
         processes: Processes | None = None,
         *,
-        precision: Precision = "fp32",
+        precision: Literal["fp32", "bf16"] = "fp32",
         clip: float | None = None,
         accumulate: int = 1,
         auxiliary: Mapping[str, Optimizer] | None = None,
@@ -69,7 +56,8 @@ class Engine:
         if precision == "bf16":
             # Weights change within a step, so their half-precision copies must not outlive their use.
             self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, cache_enabled=False)
-        self.extra_loss: ExtraLoss | None = None
+        self.extra_loss: Miro | None = None
+        """A term that is added to the loss of every forward pass that a gradient is taken of."""
         self.gradient_hooks: list[Callable[[Sequence[Any], Sequence[Tensor]], list[Tensor]]] = []
         self._norms: list[Tensor] = []
         self._measures = True
@@ -100,7 +88,7 @@ class Engine:
                 features = model.features(batch.x)
                 output = model.head(features)
             else:
-                algorithm.extractor.attach()  # also before and after a training
+                algorithm.extractor.attach()  # until the training ends
                 output = call(model, batch.x)
                 features = algorithm.extractor.take()
         if features is not None:
@@ -113,14 +101,11 @@ class Engine:
         if self.accumulate == 1 and self.alone:
             loss, log = self._loss(batch, objective or self._mean_loss, forward)
             return gradient(loss, self.params), log
-        pieces = batch.pieces(self.accumulate)
-        total: Gradient = []
-        log = {}
+        pieces, total, log = batch.pieces(self.accumulate), list[Tensor](), {}
         for piece, scale in zip(pieces, self._scales(batch, pieces), strict=True):
             part = len(piece) / len(batch)
-            loss, values = self._loss(
-                piece, objective or partial(self._mean_loss, scale=scale / part), forward
-            )
+            mean = objective or partial(self._mean_loss, scale=scale / part)
+            loss, values = self._loss(piece, mean, forward)
             each = gradient(loss * part, self.params)
             total = list(torch._foreach_add(total, each)) if total else each
             log = {name: log.get(name, 0.0) + value * part for name, value in values.items()}
@@ -139,15 +124,12 @@ class Engine:
         """The objective, with the extra loss of the same forward pass, and its log."""
         with nullcontext() if self.extra_loss is None else self.extra_loss.collecting():
             out = (forward or self.forward)(batch)
-        result = objective(out)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise InputError(
-                f"objective must return a pair, the loss and the log, a dict; got {shown(result)}."
-            )
-        loss, log = result
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise InputError(f"the loss of an objective must be one number, a tensor; got {shown(loss)}.")
-        return (loss if self.extra_loss is None else loss + self.extra_loss.take()), log
+        match objective(out):
+            case (Tensor() as loss, dict() as log) if loss.numel() == 1:
+                return (loss if self.extra_loss is None else loss + self.extra_loss.take()), log
+            case other:
+                got = shown(other)
+                raise InputError(f"objective must return a pair, the loss, one number, and a log; got {got}.")
 
     def _mean_loss(self, out: Outputs, scale: Tensor | None = None) -> tuple[Tensor, Log]:
         """The mean over blocks of their mean losses, each times ``scale``."""

@@ -30,10 +30,20 @@ FEW_DOMAINS = 1000
 
 @dataclass(frozen=True)
 class Scores:
-    """The score of each domain: the mean squared error in regression, in the units of the label, otherwise
-    accuracy (over labels).
+    """The scores of a split: by domain the mean squared error in regression, otherwise accuracy.
 
-    ``more`` has further metrics by name; see :mod:`shoal.training.metrics`.
+    Attributes:
+        metric: ``mse`` or ``accuracy``.
+        names: names of the domains.
+        values: score of each domain.
+        sizes: number of examples of each domain.
+        average: over examples, each counted once (estimated, if only a sample was scored).
+        loss: mean over domains of the mean loss of their examples.
+        more: further metrics by name; see :mod:`shoal.training.metrics`.
+        selects: metric in ``more`` that selects steps; ``None``: the mean over domains.
+        higher: whether higher values of that metric are better.
+        sampled: how many examples of how many were scored, where it was not all of them.
+        by_domain: metrics in each domain of a test split, by name and domain.
     """
 
     metric: str
@@ -41,18 +51,12 @@ class Scores:
     values: tuple[float, ...]
     sizes: tuple[int, ...]
     average: float
-    """Over examples, each counted once (estimated, if only a sample was scored)."""
     loss: float | None = None
-    """The loss of the training: the mean over domains of the mean over their examples."""
     more: Mapping[str, float] = field(default_factory=dict)
     selects: str | None = None
-    """The metric in ``more`` that selects steps; ``None``: the mean over domains."""
     higher: bool | None = None
-    """Whether higher values of that metric are better."""
     sampled: tuple[int, int] | None = None
-    """How many examples of how many were scored, where it was not all of them."""
     by_domain: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    """Metrics in each domain of a test split, by name and domain."""
 
     @property
     def mean(self) -> float:
@@ -89,16 +93,12 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what is empty is left out."""
-        found: dict[str, Any] = {n: getattr(self, n) for n in ("metric", "average", "mean", "loss")}
+        names = ("metric", "average", "mean", "loss", "selects", "higher", "sampled", "by_domain")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found |= {"domains": dict(zip(self.names, self.values, strict=True)), "sizes": list(self.sizes)}
-        optional = {
-            "metrics": {k: v if math.isfinite(v) else None for k, v in self.more.items()},
-            "by_domain": {name: dict(values) for name, values in self.by_domain.items()},
-            "selects": self.selects,
-            "higher": self.higher,
-            "sampled": self.sampled and [*self.sampled],
-        }
-        return found | {k: v for k, v in optional.items() if v not in (None, {})}
+        found["sampled"] = list(self.sampled or ()) or None
+        found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
+        return {k: v for k, v in found.items() if k == "loss" or v not in (None, {})}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Scores:

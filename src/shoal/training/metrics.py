@@ -15,7 +15,8 @@ The loss, a mean over domains, is a metric of every task. Sample weights count i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -65,16 +66,15 @@ class Outcome:
 
     @cached_property
     def points(self) -> Array:
-        """Score of each example: 1 if the class is correct, otherwise 0; with several labels the fraction
-        that is correct; in regression the mean squared error."""
-        right = self.predicted == self.y
-        each = _columns(self.predicted - self.y) ** 2 if self.kind == "regression" else _columns(right)
-        points: Array = each.mean(1)
+        """Score of each example: its squared error, or the fraction of its labels that is correct."""
+        errors = self.kind == "regression"
+        points: Array = _columns((self.predicted - self.y) ** 2 if errors else self.predicted == self.y).mean(
+            1
+        )
         return points
 
     @cached_property
     def group_points(self) -> Array:
-        """Mean score of each group."""
         return group_means(self.groups, self.points)
 
     @property
@@ -85,14 +85,12 @@ class Outcome:
         return float(np.average(self.group_points, weights=self.full_sizes))
 
     def of_group(self, number: int) -> Outcome:
-        """The results on the examples of one group."""
         rows = self.groups.indices_of(number)
         groups = type(self.groups).from_sizes({self.groups.names[number]: len(rows)})
         return Outcome(self.y[rows], self.output[rows], groups, self.kind)
 
     def in_units(self, mean: float, scale: float) -> Outcome:
-        """The results of a regression in the units of a label that was standardized to
-        (label − mean) / scale."""
+        """Of a label that was standardized to (label − mean) / scale, in its own units."""
         if (mean, scale) == (0.0, 1.0):
             return self
         y, output = (np.asarray(v, np.float64) * scale + mean for v in (self.y, self.output))
@@ -139,19 +137,12 @@ class Metric:
         if self.over_groups is None:
             return self._value(outcome)
         counted = [n for n, name in enumerate(outcome.groups.names) if name not in outcome.uncounted]
-        if self.compute is _average:
-            values = outcome.group_points[counted]
-        else:
-            values = np.array([self._value(outcome.of_group(n)) for n in counted])
+        values = np.array([self._value(outcome.of_group(n)) for n in counted])
         return math.nan if np.isnan(values).all() else float(self.over_groups(values))
 
     def _value(self, outcome: Outcome) -> float:
         used = outcome.output if self.outputs else outcome.predicted
         return float(self.compute(outcome)) if np.isfinite(used).all() or not self.tasks else math.nan
-
-
-def _average(o: Outcome) -> float:
-    return o.average
 
 
 def _columns(values: Array) -> Array:
@@ -232,12 +223,13 @@ def _pearson(o: Outcome) -> Any:
     )
 
 
+_AVERAGE = operator.attrgetter("average")
 CLASSES, REGRESSION = ("classification", "ordinal"), ("regression",)
 LABELS = (*CLASSES, "multilabel")
 _EVERY = (
-    Metric("accuracy", _average, LABELS),
-    Metric("worst-group accuracy", _average, LABELS, over_groups=np.nanmin),
-    Metric("10th-percentile accuracy", _average, LABELS, over_groups=lambda v: np.nanpercentile(v, 10)),
+    Metric("accuracy", _AVERAGE, LABELS),
+    Metric("worst-group accuracy", _AVERAGE, LABELS, over_groups=np.nanmin),
+    Metric("10th-percentile accuracy", _AVERAGE, LABELS, over_groups=lambda v: np.nanpercentile(v, 10)),
     Metric("macro F1", _over_classes("f1_score"), LABELS),
     Metric("weighted F1", _over_classes("f1_score", "weighted"), CLASSES),
     Metric("macro recall", _over_classes("recall_score"), CLASSES),
@@ -246,8 +238,8 @@ _EVERY = (
     Metric("quadratic weighted kappa", _kappa, ("ordinal",)),
     Metric("exact match", lambda o: _columns(o.predicted == o.y).min(1).mean(), ("multilabel",)),
     Metric("mean average precision", _average_precision, ("multilabel",), outputs=True),
-    Metric("mse", _average, REGRESSION, higher=False),
-    Metric("worst-group mse", _average, REGRESSION, higher=False, over_groups=np.max),  # NaN if one is
+    Metric("mse", _AVERAGE, REGRESSION, higher=False),
+    Metric("worst-group mse", _AVERAGE, REGRESSION, higher=False, over_groups=np.max),  # NaN if one is
     Metric("MAE", _mae, REGRESSION, higher=False),
     Metric("R²", _r_squared, REGRESSION),
     Metric("Pearson r", _pearson, REGRESSION),
@@ -310,9 +302,3 @@ def choose_metrics(
                 f"metric {m.name!r} is for {', '.join(m.tasks)}, and this is {kind}; choose from: {known}."
             )
     return every, None if selects is None or selects.name == default_metric(kind) else selects
-
-
-def why_missing(split: str, values: Mapping[str, float | None]) -> list[str]:
-    """A sentence for each metric of a split that has no value."""
-    why = "labels or predictions are all equal, or an output is not finite"
-    return [f"{name} of {split} is undefined: {why}." for name, v in values.items() if v is None]

@@ -17,21 +17,20 @@ from shoal.training.options import learning_rate
 from shoal.training.setup import Setup
 from shoal.training.stopping import Diverged
 
+Sums = dict[str, tuple[float, int]]
+"""The sum and number of named values, added in the order of the steps, whenever these are read."""
 
-class Means:
-    """Means of named values, summed in the order of the steps, whenever these are read."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[float, int]] = {}
+def add(sums: Sums, name: str, value: float) -> None:
+    total, count = sums.get(name, (0.0, 0))
+    sums[name] = (total + value, count + 1)
 
-    def add(self, name: str, value: float) -> None:
-        total, count = self.sums.get(name, (0.0, 0))
-        self.sums[name] = (total + value, count + 1)
 
-    def take(self) -> dict[str, float]:
-        """The means; nothing is summed then."""
-        sums, self.sums = self.sums, {}
-        return {name: total / count for name, (total, count) in sums.items()}
+def means(sums: Sums) -> dict[str, float]:
+    """The means; nothing is summed then."""
+    found = {name: total / count for name, (total, count) in sums.items()}
+    sums.clear()
+    return found
 
 
 class Monitor:
@@ -43,13 +42,9 @@ class Monitor:
 
     def __init__(self, setup: Setup, state: State) -> None:
         self.setup, self.state = setup, state
-        self.since_point, self.values, self.domains = Means(), Means(), Means()
+        self.sums: dict[str, Sums] = {"point": {}, "line": {}, "domains": {}}
         self._unread: list[tuple[int, Tensor | None, dict[str, Tensor]]] = []
-        self.start()
-
-    def start(self) -> None:
-        """The pace is that of the steps from here on."""
-        self._began, self._first = time.monotonic(), self.state.step
+        self._began, self._first = time.monotonic(), state.step
 
     def add(self, log: dict[str, Tensor], domains: Tensor | None) -> None:
         """Notes the log of a step, to be read later, and the domains of its losses, if each is of one."""
@@ -74,12 +69,12 @@ class Monitor:
             for norm in values.get("norm", ()):
                 if not math.isfinite(norm):
                     raise self._diverged(step + 1, f"gradient became {norm}")
-            for means in (self.since_point, self.values):
-                means.add("loss", sum(losses) / len(losses))
+            for sums in (self.sums["point"], self.sums["line"]):
+                add(sums, "loss", sum(losses) / len(losses))
             for name, (value,) in values.items():
-                self.values.add("gradient_norm" if name == "norm" else name, value)
+                add(self.sums["line"], "gradient_norm" if name == "norm" else name, value)
             for number, loss in zip(own, losses, strict=False):
-                self.domains.add(names[number], loss)
+                add(self.sums["domains"], names[number], loss)
 
     def check_weights(self) -> None:
         if not bool(torch.stack([p.isfinite().all() for p in self.setup.engine.params]).all()):
@@ -92,20 +87,19 @@ class Monitor:
             self.state.history,
         )
 
+    def mean_loss(self) -> float:
+        """Since the last evaluation."""
+        return means(self.sums["point"]).get("loss", math.nan)
+
     def line(self) -> dict[str, Any]:
         """A line of the log, of the steps since the last."""
-        sampler, steps, seconds = (
-            self.setup.sampler,
-            self.state.step - self._first,
-            time.monotonic() - self._began,
-        )
-        self.start()
-        pace = steps * sampler.domains_per_step * sampler.batch_size / max(seconds, 1e-9)
-        means, rates = self.values.take(), self.setup.rates
-        rate = rates.now if rates else learning_rate(self.setup.engine.optimizer.param_groups[0])
-        line = {"phase": self.setup.stage, "step": self._first, "loss": means.pop("loss", math.nan)}
-        line |= {"losses": self.domains.take(), "lr": rate, **means}
-        return {**line, "examples_per_second": round(pace, 1)}
+        setup, step, now = self.setup, self.state.step, time.monotonic()
+        examples = (step - self._first) * setup.sampler.domains_per_step * setup.sampler.batch_size
+        pace, self._began, self._first = examples / max(now - self._began, 1e-9), now, step
+        lr = setup.rates.now if setup.rates else learning_rate(setup.engine.optimizer.param_groups[0])
+        line = {"phase": setup.stage, "step": step, **means(self.sums["line"])}
+        losses = means(self.sums["domains"])
+        return {**line, "losses": losses, "lr": lr, "examples_per_second": round(pace, 1)}
 
     def note(self) -> str:
         """For the progress line: the newest loss, pace and scores."""
@@ -113,13 +107,12 @@ class Monitor:
         if "loss" in line:
             parts = [f"loss {line['loss']:.3g}", f"{line['examples_per_second']:,.0f} examples/s"]
         for split, scores in self.state.history[-1].scores.items() if self.state.history else ():
-            name = scores.metric if scores.selects is None else scores.selects
-            parts.append(f"{split} {name} {scores.selection_score:.3g}")
+            parts.append(f"{split} {scores.selects or scores.metric} {scores.selection_score:.3g}")
         return "  ".join(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name).sums for name in ("since_point", "values", "domains")}
+        return self.sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, sums in state.items():
-            getattr(self, name).sums = sums
+        self.sums = {name: dict(sums) for name, sums in state.items()}
+        self._first = self.state.step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,8 +48,7 @@ class Selection(Callback):
 
     def __init__(self, trainer: Trainer) -> None:
         self.setup, self.state = trainer.setup, trainer.state
-        steps, every = self.setup.options["steps"], self.setup.eval_every
-        average = make_average(self.setup.options["average"], steps)
+        average = make_average(self.setup.options["average"], self.setup.options["steps"])
         self.swad = average if isinstance(average, SWAD) else None
         self.average = None if isinstance(average, SWAD) else average
         self.best: tuple[Point, Weights] | None = None
@@ -58,16 +56,6 @@ class Selection(Callback):
         self.start: Weights | None = None
         self.interpolation: dict[str, Any] = {}
         self._refreshing: MetaBatchLoader | None = None
-        self._evaluations = -(-steps // every)
-        if self.swad is not None and self._evaluations < self.swad.needed:
-            self._warn(
-                f"average='swad' needs {self.swad.needed} evaluations and has {self._evaluations} "
-                f"(steps={steps:,}, eval_every={every:,}); set eval_every={max(1, steps // 50)}."
-            )
-
-    def _warn(self, text: str) -> None:
-        if self.setup.processes.main:
-            warnings.warn(text, stacklevel=5)
 
     # During the training
 
@@ -83,7 +71,7 @@ class Selection(Callback):
 
     def on_step(self, state: State) -> None:
         setup = self.setup
-        for average in filter(None, (self.average, self.swad)):
+        if (average := self.swad or self.average) is not None:
             average.update(state.step, setup.engine.params)
         if self.average is not None and self.average.online:
             assert state.batch is not None
@@ -120,12 +108,12 @@ class Selection(Callback):
     @contextmanager
     def _averaged(self) -> Iterator[None]:
         """Within the block the model holds the average of its weights, where there is one."""
-        weights = None if self.average is None else self.average.weights()
-        if self.average is None or weights is None:
+        mean = None if self.average is None else self.average.mean()
+        if self.average is None or mean is None:
             yield
             return
         buffers, tracked = list(self.setup.model.buffers()), self.average.state["buffers"]
-        with applied([*self.setup.engine.params, *buffers], [*weights, *(tracked or buffers)]):
+        with applied([*self.setup.engine.params, *buffers], [*mean["tensors"], *(tracked or buffers)]):
             if tracked is None:
                 self.refresh()
             yield
@@ -153,17 +141,10 @@ class Selection(Callback):
     def finish(self) -> None:
         """Makes the weights that are selected, if they are an average or interpolated."""
         model, point = self.setup.model, self.state.history[-1]
-        if self.swad is not None and (weights := self.swad.weights()) is not None:
-            with applied(self.setup.engine.params, weights):
+        if self.swad is not None and (mean := self.swad.mean()) is not None:
+            with applied(self.setup.engine.params, mean["tensors"]):
                 self.refresh()
                 self.final = replace(point, scores=self._scores()), snapshot(model)
-            first, last = self.swad.span or (0, 0)
-            if self._evaluations >= self.swad.needed and not self.swad.started:
-                self._warn(
-                    f"swad found no start in {len(self.state.history):,} evaluations: none was followed by "
-                    f"two without a lower validation loss. The result is the mean over steps {first:,} to "
-                    f"{last:,}. Train for longer, or set a smaller eval_every."
-                )
         elif self.average is not None and self.average.started and self.best is None:
             with self._averaged():
                 self.final = point, snapshot(model)
@@ -198,12 +179,12 @@ class Selection(Callback):
             raise RuntimeError("the training has not been run yet.")
         name, selects = self.setup.options["average"], self.setup.evaluator.selects
         average, chosen = self.swad or self.average, self.final or self.best
-        span = average.span if average and (self.final or not self.swad) else None
-        if self.best is not None and not (self.swad and span):
+        mean = average.mean() if average and (self.final or not self.swad) else None
+        if self.best is not None and not (self.swad and mean):
             rule = f"best on validation by {selects.name}" if selects else "best on validation"
-            rule += f", {name}" if span else ""
+            rule += f", {name}" if mean else ""
         else:
-            rule = f"last step, {name} of steps {span[0]} to {span[1]}" if span else "last step"
+            rule = f"last step, {name} of steps {mean['first']} to {mean['last']}" if mean else "last step"
         if average is not None and not average.started:
             rule += f" ({name} found no start)"
         if (alpha := self.interpolation.get("alpha")) is not None:

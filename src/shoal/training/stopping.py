@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -30,29 +29,25 @@ class Signals:
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
-        if not self.watch:
-            return self
-        if Signals.active is not None:
-            return Signals.active
-        Signals.active = self
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # whoever ignores it has a reason
-                self._handlers[number] = signal.signal(number, self._ask)
-        return self
+        if self.watch and Signals.active is None:
+            Signals.active = self
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # whoever ignores it has a reason
+                    self._handlers[number] = signal.signal(number, self._ask)
+        return Signals.active if self.watch and Signals.active else self
 
     def __exit__(self, *error: object) -> None:
         if Signals.active is self:
             Signals.active = None
             self._restore_handlers()
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _ask(self, number: int, frame: object) -> None:
         self.asked = signal.Signals(number)
         self._restore_handlers()
 
     def _restore_handlers(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
 
 
 class Interrupted(KeyboardInterrupt):

@@ -99,7 +99,6 @@ class Trainer:
         setup, state = self.setup, self.state
         try:
             self._notify("on_start")
-            self.monitor.start()
             loader = setup.loader(setup.sampler, state.step, state.steps)
             state.gather = loader.gather
             with closing(loader):
@@ -177,7 +176,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self.monitor.check_weights()
-        point = self.selection.evaluate(self.monitor.since_point.take().get("loss", np.nan))
+        point = self.selection.evaluate(self.monitor.mean_loss())
         self.history.append(point)
         scores = point.to_dict()["scores"]
         self.write_line({"phase": self.setup.stage, "step": point.step, "scores": scores})

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -85,34 +85,31 @@ class ColumnType:
         }
 
 
-class Hints(NamedTuple):
-    """What the user says of the columns; it always wins."""
-
-    kinds: Mapping[str, str] = {}
-    decimal: str | None = None
-    day_first: bool | None = None
-
-
-NO_HINTS = Hints()
-
-
-def infer(table: Table, names: Sequence[str], hints: Hints = NO_HINTS) -> dict[str, ColumnType]:
-    """The type of each of these columns, from all rows."""
-    for name in hints.kinds:
+def infer(
+    table: Table,
+    names: Sequence[str],
+    kinds: Mapping[str, str] | None = None,
+    decimal: str | None = None,
+    day_first: bool | None = None,
+) -> dict[str, ColumnType]:
+    """The type of each of these columns, from all rows; what a user says of them always wins."""
+    kinds = kinds or {}
+    for name in kinds:
         need_column(name, table, "kinds")
-    return {name: _inferred(_Content(name, table, hints), hints.kinds.get(name)) for name in names}
+    return {name: _inferred(_Content(name, table, decimal, day_first), kinds.get(name)) for name in names}
 
 
-def number_format(table: Table, name: str, hints: Hints) -> Format:
+def number_format(table: Table, name: str, decimal: str | None) -> Format:
     """How the numbers of a column are written, if it has any."""
-    return _Content(name, table, hints).number_format[0]
+    return _Content(name, table, decimal).number_format[0]
 
 
 class _Content:
     """The known cells of a column, and how numbers and dates among them are written."""
 
-    def __init__(self, name: str, table: Table, hints: Hints) -> None:
-        self.name, self.table, self.hints, self.column = name, table, hints, table[name]
+    def __init__(self, name: str, table: Table, decimal: str | None, day_first: bool | None = None) -> None:
+        self.name, self.table, self.column = name, table, table[name]
+        self.decimal, self.said_day_first = decimal, day_first
 
     @cached_property
     def numbers(self) -> Array | None:
@@ -147,7 +144,7 @@ class _Content:
     @cached_property
     def number_format(self) -> tuple[Format, str]:
         """How its numbers are written, and a warning if that is open."""
-        column, hint = self.column, self.hints.decimal
+        column, hint = self.column, self.decimal
         if column.is_number:
             return Format(), ""
         shown = column.marks
@@ -169,8 +166,8 @@ class _Content:
     @cached_property
     def day_first(self) -> tuple[bool, str]:
         """Whether the day comes first, and a warning if that is open."""
-        if self.hints.day_first is not None:
-            return self.hints.day_first, ""
+        if self.said_day_first is not None:
+            return self.said_day_first, ""
         first, second, sample = cells.days_and_months(self.texts)
         if (first > 12).any() or (second > 12).any():
             return bool((first > 12).sum() > (second > 12).sum()), ""

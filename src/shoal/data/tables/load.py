@@ -26,7 +26,7 @@ from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.data.tables import audit
 from shoal.data.tables.cells import Format
 from shoal.data.tables.encode import Encoder
-from shoal.data.tables.kinds import DROPPED, ColumnType, Hints, infer, number_format
+from shoal.data.tables.kinds import DROPPED, ColumnType, infer, number_format
 from shoal.data.tables.labels import Labels, domains_of, entities_of, unlabelled
 from shoal.data.tables.read import need_column
 from shoal.data.tables.table import Table, as_table
@@ -121,7 +121,7 @@ class Content:
         self.domains: Domains | None = None
         self.entities: Array | None = None
         self.written = Format()
-        hints = Hints(options.get("kinds") or {}, options.get("decimal"), options.get("day_first"))
+        decimal, day_first = options.get("decimal"), options.get("day_first")
         with self._collected():
             self.roles = self._find_roles(roles)
         with self._collected():
@@ -130,12 +130,12 @@ class Content:
             self.features = self._find_features()
         label, domain, group = (self.roles.get(role, "") for role in ("label", "domain", "group"))
         if label:
-            self.written = number_format(table, label, hints)
+            self.written = number_format(table, label, decimal)
         with self._collected():
             self._drop_rows()
         table = self.table
         with self._collected():
-            self.types = infer(table, self.features, hints)
+            self.types = infer(table, self.features, options.get("kinds"), decimal, day_first)
         with self._collected():
             if label:
                 task = options.get("task")
