@@ -2,9 +2,8 @@
 
 Run: python benchmarks/images.py [--workers N] [--seconds S] [--images N]. JPEGs of 500 × 375 pixels are read
 at 224 × 224 with DomainBed's augmentation in batches of three domains of 32. Rows: torchvision's ImageFolder
-with the same transforms in a plain DataLoader; ours, with colours changed on the device; on a CUDA device
-also a step of ResNet-50 (compiled, bf16, channels-last, captured as one CUDA graph), which is what the loader
-has to keep up with.
+with the same transforms in a plain DataLoader; ours; on a CUDA device also a step of ResNet-50 (compiled,
+bf16, channels-last, captured as one CUDA graph), which is what the loader has to keep up with.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class TestDamagedFolders:
             shoal.load(tmp_path)
         (copy / "model.safetensors").unlink()
         (copy / "record.json").unlink()
-        with pytest.raises(InputError, match="not finished"):
+        with pytest.raises(InputError, match="no finished run"):
             shoal.load(copy)
         (tmp_path / "empty").mkdir()
         for path, message in (("nowhere", "there is no folder"), ("empty", "contains no trained model")):

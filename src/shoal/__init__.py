@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.4.0.dev0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported when first used: `import shoal` and `shoal --help` must not wait for torch
     from shoal import algorithms as algorithms
     from shoal import data as data
     from shoal import experiments as experiments
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from shoal import models as models
     from shoal import optim as optim
     from shoal import penalties as penalties
+    from shoal import sklearn as sklearn
     from shoal import training as training
     from shoal.api.compare import Comparison as Comparison
     from shoal.api.compare import compare as compare
@@ -42,44 +45,20 @@ if TYPE_CHECKING:
     from shoal.trained import load as load
     from shoal.training.callbacks import Callback as Callback
 
-# Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
-_HOMES = {
-    "shoal.api.compare": ("Comparison", "compare"),
-    "shoal.api.diagnose": ("Diagnosis", "diagnose"),
-    "shoal.api.export": ("export",),
-    "shoal.api.fit": ("Fit", "fit"),
-    "shoal.api.predict": ("Predictions", "predict"),
-    "shoal.api.report": ("Report", "report"),
-    "shoal.api.score": ("Score", "score"),
-    "shoal.api.soup": ("Soup", "soup"),
-    "shoal.api.sweep": ("Sweep", "sweep"),
-    "shoal.api.train": ("Run", "train"),
-    "shoal.errors": ("InputError",),
-    "shoal.trained": ("Trained", "load"),
-    "shoal.training.callbacks": ("Callback",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = (
-    "algorithms",
-    "data",
-    "experiments",
-    "gradients",
-    "models",
-    "optim",
-    "penalties",
-    "sklearn",
-    "training",
-)
+_tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+_imports = [each for each in ast.walk(_tree) if isinstance(each, ast.ImportFrom)]
+_HOME = {a.name: i.module for i in _imports if (i.module or "").startswith("shoal") for a in i.names}
+"""The names above, with the modules that they are imported from."""
 
-__all__ = ["__version__", *_HOME, *_MODULES]
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _MODULES:
+    if name not in _HOME:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    if (home := _HOME[name]) == "shoal":
         return importlib.import_module(f"shoal.{name}")
-    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    return getattr(importlib.import_module(str(home)), name)
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,5 @@
-"""``shoal.load``: a trained model from the folder of its run, ready to use on new input.
-
-A run folder may come from anybody. Weights are read from safetensors, baselines from their numbers, and
-everything else is JSON: nothing in it is executed, and nothing is downloaded.
-"""
+"""``shoal.load``: a trained model from the folder of its run, which may come from anybody: nothing in it is
+executed, and nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def input_errors(message: str) -> Iterator[None]:
 
 
 class Calibration(BaseModel, frozen=True, allow_inf_nan=False):
-    """The temperature of a classifier, and the reliability of its probabilities on what it was fitted on."""
+    """The temperature of a classifier, and the reliability of its probabilities before and after."""
 
     temperature: Annotated[float, Field(gt=0)]
     on: str = "validation"
@@ -99,17 +96,12 @@ class About(BaseModel, frozen=True):
 
 
 class Outputs(NamedTuple):
-    """The outputs of a model for raw input, by example.
-
-    Attributes:
-        names: name of each example: the number of its row, or its file.
-        values: outputs of the network; in regression in the units of the label.
-        reader: what has read the input, with its ``notes`` and ``warnings``.
-    """
+    """The outputs of a model for raw input, in regression in the units of the label."""
 
     names: list[str]
     values: Array
     reader: Reader
+    """What has read the input, with its ``notes`` and ``warnings``."""
 
 
 class Trained(nn.Module):
@@ -132,9 +124,7 @@ class Trained(nn.Module):
         self.eval()
 
     @classmethod
-    def in_memory(
-        cls, model: nn.Module, files: Mapping[str, bytes], record: Mapping[str, Any] = NOTHING
-    ) -> Trained:
+    def in_memory(cls, model: nn.Module, files: Mapping[str, bytes], record: Mapping[str, Any]) -> Trained:
         """Create it from a model that was just trained, and the files that a run folder has beside it."""
         temporary = tempfile.TemporaryDirectory(prefix="shoal-")  # a tokenizer is read from a folder
         folder = Path(temporary.name)
@@ -167,15 +157,8 @@ class Trained(nn.Module):
     ) -> Array:
         """Predict the class of each example by name (by number, if it has none), or its value in regression.
 
-        With several labels, the prediction is 0 or 1 for each.
-
-        Args:
-            source: raw input: for table models a CSV or Parquet file, a DataFrame or a mapping of columns;
-                for image models a file, several files, or a folder; for text models a list, a .txt file with
-                one text per line, or a table. Tensors and arrays are used as the input of the network.
-            batch_size: number of examples per batch.
-            workers: number of processes that load examples.
-            column: text column of a table, for text models.
+        With several labels, the prediction is 0 or 1 for each. The arguments are those of
+        :func:`shoal.predict`; tensors and arrays are used as the input of the network.
         """
         from shoal.api.predict import predict
 
@@ -185,14 +168,11 @@ class Trained(nn.Module):
     def predict_proba(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> NDArray[np.float64]:
-        """Predict the probability of each class, (n, classes), or of each of several labels, (n, labels).
-
-        Its arguments are those of :meth:`predict`.
-        """
+        """Predict the probability of each class, (n, classes), or of each of several labels, (n, labels)."""
         from shoal.api.predict import predict
 
-        options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "column": column}
-        found: NDArray[np.float64] = predict(self, source, proba=True, **options).probabilities
+        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "column": column}
+        found: Array = predict(self, source, proba=True, **how).probabilities
         return found
 
     def score(
@@ -286,9 +266,6 @@ def load(
             ``model.safetensors`` in it.
         model: for runs of your own network: an instance of it, which receives the weights.
         device: device of the model.
-
-    Returns:
-        Trained: the model, ready to predict.
     """
     path = find_model(Path(folder).expanduser())
     place = path.parent
@@ -317,10 +294,7 @@ def as_trained(model: Any, device: Any = None) -> Trained:
 
 
 def write_model(folder: Path, files: Mapping[str, bytes], record: Mapping[str, Any]) -> Path:
-    """Write a new folder that :func:`load` reads; the record gets the checksums of the files.
-
-    The folder gets its name when all is in it.
-    """
+    """Write a new folder that :func:`load` reads, which gets its name when all is in it."""
     content = dict(files)
     if record:
         checksums = {name: hashlib.sha256(each).hexdigest() for name, each in files.items() if name != CARD}
@@ -338,7 +312,7 @@ def write_model(folder: Path, files: Mapping[str, bytes], record: Mapping[str, A
 
 
 def find_model(path: Path) -> Path:
-    """The file of the model that ``path`` means; an error says what is there instead."""
+    """The file of the model that ``path`` means."""
     if os.path.isfile(path):  # which is false, and no error, for a name that is too long
         if path.suffix.lower() == ".safetensors" or path.name == FILE:
             return path
@@ -348,14 +322,11 @@ def find_model(path: Path) -> Path:
     for name in MODELS:
         if (path / name).is_file():
             return path / name
-    why = f"there is no {WEIGHTS} in it"
+    why = "comparisons and sweeps keep no weights; train a model with `shoal compare … --fit FOLDER`"
     if several := sorted(file for name in MODELS for file in path.glob(f"*/{name}")):
         why = f"use one of the runs in it, such as {str(several[0].parent)!r}"
-    elif (path / "config.yaml").is_file():
-        finished = (path / RECORD).is_file()
-        why = "it diverged" if finished else "the run is not finished; repeat its command"
-    elif (path / "runs").is_dir():
-        why = "comparisons and sweeps keep no weights; train a model with `shoal compare … --fit FOLDER`"
+    elif not (path / "runs").is_dir():
+        why = "it diverged" if (path / RECORD).is_file() else "there is no finished run in it"
     raise InputError(f"{str(path)!r} contains no trained model: {why}.")
 
 

@@ -93,7 +93,7 @@ def test_a_strangers_tokenizer_with_a_broken_vocabulary(damage: str, tiny: str, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokenizer": "/no/such/folder"}, "the tokenizer of '/no/such/folder' cannot be loaded"),
+        ({"tokenizer": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
         ({"tokenizer": "no-one/no-such-model"}, "cannot be loaded .*can be given instead"),
         ({"max_tokens": 2}, "max_tokens of TextExamples must be at least 4, got 2"),
         ({"pad_to": "most"}, "pad_to of TextExamples"),

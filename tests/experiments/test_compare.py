@@ -6,24 +6,18 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import datasets as sets
-from shoal.data.batch import DomainData, TensorData
-from shoal.data.domains import Domains
-from shoal.errors import InputError
 from shoal.experiments import compare
 from shoal.experiments.compare import LeaveDomainsOut
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.run import validated
 from shoal.experiments.selection import best_trial, table, trial_cases
 
 BASE = RunConfig("rotated-digits", "erm", 4, lr=1e-3, eval_every=2)
@@ -86,55 +80,6 @@ def test_up_to_ten_domains_are_held_out_one_by_one() -> None:
     assert [len(group) for group in folds(25)] == [*[3] * 5, *[2] * 5]
     assert folds(4, 3) == [["d0", "d3"], "d1", "d2"]
     assert LeaveDomainsOut(BASE, ["erm"], [None], 1, 1).folds == [None]
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Registers a dataset made of the given parts."""
-
-    def make(validation: bool, notes: dict[str, str], domains: Any = None) -> str:
-        def load(*, held_out: str = "c") -> DomainData:
-            names = [n for n in ("a", "b", "c") if n != held_out]
-            rows = {n: np.arange(i * 20, (i + 1) * 20) for i, n in enumerate([*names, held_out])}
-            splits = {"train": Domains.from_indices({n: rows[n][:-5] for n in names})}
-            if validation:
-                splits["validation"] = Domains.from_indices({n: rows[n][-5:] for n in names})
-            splits["test"] = Domains.from_indices({held_out: rows[held_out]})
-            x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-            return DomainData(TensorData(x, (x[:, 0] > 0).long()), splits, 2, (4,), "linear", notes)
-
-        module: Any = ModuleType("made")
-        module.load, module.SUMMARY, module.PAPER = load, "", ""
-        if domains:
-            module.DOMAINS = domains
-        names, known = sets.registry.names(), sets.registry.module
-        monkeypatch.setattr(type(sets.registry), "names", lambda self: [*names, "made"])
-        monkeypatch.setattr(
-            type(sets.registry), "module", lambda self, n: module if n == "made" else known(n)
-        )
-        return "made"
-
-    return make
-
-
-def test_own_validation_is_used_where_it_is_like_the_training_domains(made: Any) -> None:
-    assert compare.layout(made(True, {}), {}).holdout is None
-    assert compare.layout(made(True, {"validation": "sampled like the test domain"}), {}).holdout == 0.2
-    assert compare.layout(made(False, {}), {}).holdout == 0.2
-    data = sets.load("made")
-    cut = validated(data, 0.2)
-    assert cut.splits["validation"].sizes.tolist() == [3, 3]
-    assert cut.splits["test"] is data.splits["test"]
-
-
-def test_which_domains_are_held_out(made: Any) -> None:
-    assert compare.layout(made(True, {}), {}).held_out == (None,)
-    several = made(True, {}, ("a", "b", "c"))
-    assert compare.layout(several, {}).held_out == ("a", "b", "c")
-    assert compare.layout(several, {}, ["b", "a", "b"]).held_out == ("b", "a")
-    for options, held_out, name in (({}, ["d"], "'d'"), ({"held_out": "a"}, [], "^held_out")):
-        with pytest.raises(InputError, match=name):
-            compare.layout(several, options, held_out)
 
 
 def test_domains_that_cannot_be_scored_are_only_trained_on(tmp_path: Path) -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from references import domainbed_space as domainbed
-from shoal import datasets as sets
 from shoal.algorithms import algorithm_class
 from shoal.algorithms.penalty import Schedule
-from shoal.data.batch import DomainData, TensorData
-from shoal.data.domains import Domains
 from shoal.experiments import protocol, search
 from shoal.settings import Size, search_space
 
@@ -67,48 +63,3 @@ def test_what_all_algorithms_share(name: str, size: protocol.Spaces, monkeypatch
         batch = protocol.spaces_of("domainnet", (3, 224, 224)).batch
         (found,) = drawn(batch, share, monkeypatch).values()
         assert found == domainbed.DOMAINNET_BATCHES.at(share)
-
-
-SIZES = {"small": "rotated-digits", "large": "pacs"}
-
-
-@pytest.fixture
-def configs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The runs of a sweep in which images are small or large."""
-
-    def make(name: str, size: str, draws: int = 4, **common: Any) -> list[Any]:
-        side = 28 if size == "small" else 224
-        x, y = torch.zeros(4, 3, side, side), torch.zeros(4, dtype=torch.long)
-        splits = {"train": Domains.from_indices({"a": [0, 1], "b": [2, 3]})}
-        data = DomainData(TensorData(x, y), splits, 2, (3, side, side), "small-cnn")
-        monkeypatch.setattr(sets, "load", lambda *_, **__: data)
-        names = {SIZES[size]: ["a"]}
-        return protocol.plan(
-            {SIZES[size]: {}}, [name], seeds=1, search=draws, held_out=names, model="small-cnn", **common
-        )
-
-    return make
-
-
-@pytest.mark.parametrize("name", ["dann", "cdann"])
-def test_adversarial_runs_are_domainbeds(name: str, configs: Any) -> None:
-    small, large = configs(name, "small"), configs(name, "large", 20)
-    assert (small[0].settings, small[0].lr) == ({"form": "domainbed"}, 1e-3)
-    assert (large[0].settings, large[0].lr) == ({"form": "domainbed", "discriminator_lr": 5e-5}, 5e-5)
-    assert small[0].optimizer_options == {"betas": [0.5, 0.9]}
-    assert large[0].optimizer_options == {"weight_decay": 0.0, "betas": [0.5, 0.9]}
-    for config in small[1:] + large[1:]:
-        assert config.optimizer_options["betas"] == [config.settings["beta1"], 0.9]
-        assert set(config.settings) == {*domainbed.own(name, "small"), "form"}
-    assert all(1e-5 <= c.settings["discriminator_lr"] <= 10**-3.5 for c in large[1:])
-    assert {c.settings["beta1"] for c in large[1:]} == {0.0, 0.5}
-    (plain,) = configs(name, "small", 1, optimizer="sgd")
-    assert plain.optimizer_options == {}  # SGD has no betas
-
-
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [("erm", "domains"), ("sam", "domains"), ("fish", None), ("reweighted", None), ("erm:pooled", "pooled")],
-)
-def test_pooled_algorithms_get_a_batch_of_each_domain(name: str, way: str | None, configs: Any) -> None:
-    assert {c.draw for c in configs(name, "small")} == {way}

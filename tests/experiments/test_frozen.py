@@ -45,7 +45,6 @@ def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: 
     plain = frozen._computed
     monkeypatch.setattr(frozen, "_computed", lambda *a: computed.append(1) or plain(*a))
     for algorithm, out in (("erm", ["oslo", "rome"]), ("coral", ["lima"])):
-        monkeypatch.setattr(frozen, "_last", {})  # as in another process
         shoal.train(algorithm, "pics", held_out=out, out=f"r-{algorithm}", freeze_backbone=True, **GIVEN)
     assert len(computed) == 1
     config = read_config(images / "r-erm")
@@ -62,7 +61,6 @@ def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: 
     torch.testing.assert_close(training.model.eval().features(x), again.x[:3], rtol=1e-4, atol=1e-5)
     # A changed image has other features.
     Image.new("RGB", (40, 40), (200, 0, 0)).save(images / "pics/lima/dark/0.png")
-    monkeypatch.setattr(frozen, "_last", {})
     prepare(config, "cpu")
     assert len(computed) == 2
 

@@ -13,14 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal import datasets as sets
-from shoal import models
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.experiments import protocol, selection
 from shoal.experiments.run import prepare, run
-from shoal.experiments.search import weights_of
 from shoal.experiments.store import Store
 
 DIGITS: dict[str, dict[str, Any]] = {"rotated-digits": {}}
@@ -89,17 +86,6 @@ class TestSplits:
             protocol.resplit(data_of({n: np.array(rows) for n, rows in domains.items()}), names, 0)
 
 
-@pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images of 224 × 224 and a model that has dropout, for any dataset."""
-    data = data_of({"30°": [0, 1], "0°": [2, 3], "15°": [4, 5]}, (3, 224, 224))
-
-    def build(input_shape: Any, classes: Any, dropout: float = 0.0) -> None: ...
-
-    monkeypatch.setattr(sets, "load", lambda name, **options: data)
-    monkeypatch.setattr(models, "maker", lambda name: build)
-
-
 class TestPlan:
     def test_every_combination_once_and_more_seeds_or_trials_keep_them(self) -> None:
         found = protocol.plan(DIGITS, ["erm", "fish"], seeds=2, search=3, pairs=True)
@@ -124,20 +110,6 @@ class TestPlan:
         assert len(set(rates)) == 3 * 29
         assert 10**-4.5 <= min(rates) < 10**-4 < 10**-3 < max(rates) <= 10**-2.5
         assert 8 <= min(sizes) < 16 < 256 < max(sizes) <= 512
-
-    @pytest.mark.usefixtures("large")
-    @pytest.mark.parametrize("dataset", ["rotated-digits", "pacs", "domainnet"])
-    def test_large_images_have_their_own_spaces(self, dataset: str) -> None:
-        """Published image sets have a ResNet; DomainNet is evaluated every 1,000 steps."""
-        found = protocol.plan({dataset: {}}, ["erm"], seeds=1, search=40)
-        first, *others = found[:40]
-        assert (first.lr, first.batch_size, first.model_options) == (5e-5, 32, {"dropout": 0.0})
-        assert {c.eval_every for c in found} == {1000 if dataset == "domainnet" else 300}
-        assert {c.model_options["dropout"] for c in others} == {0.0, 0.1, 0.5}
-        assert {(c.precision, c.memory_format) for c in found} == {("fp32", "contiguous")}
-        if dataset != "rotated-digits":
-            assert {c.model for c in found} == {"resnet50.tv_in1k"}
-            assert all(weights_of(c) == "pretrained" and c.data_options["augment_validation"] for c in found)
 
 
 def test_from_plan_to_numbers(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_race_that_is_interrupted_and_resumed_and_exhaustive_runs(
     with pytest.raises(KeyboardInterrupt, match=r"after stage 1 of 3 are in o"):
         shoal.compare(patients, **FEW)
     shown = capsys.readouterr().err
-    assert "3 stages, about" in shown
+    assert "3 stages: baselines" in shown
     assert shown.index("1 of 3") < shown.index("logistic-regression") < shown.index("Stage 2 of 3")
     result = json.loads((Path("o") / "comparison.json").read_text())
     assert (result["race"]["ended"], len(result["rows"])) == ("interrupted", 3)

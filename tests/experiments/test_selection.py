@@ -135,29 +135,6 @@ def check_summary(summary: dict[str, Any], values: list[float]) -> None:
     assert summary["se"] == (pytest.approx(naive.standard_error(values)) if len(values) > 1 else None)
 
 
-def alone(*points: tuple[float, float, float, float], trial: int = 0, sound: bool = True) -> RunRecord:
-    """With "a" held out of a, b, c. A point: a in, a out, b out, c out; b and c in are 0."""
-    rows = [
-        {"step": n, "in": {"a": i, "b": 0.0, "c": 0.0}, "out": {"a": o, "b": b, "c": c}, "sound": sound}
-        for n, (i, o, b, c) in enumerate(points, 1)
-    ]
-    return record(config(("a",), trial=trial), rows)
-
-
-def selected(records: list[RunRecord], rule: str = "training") -> dict[str, Any]:
-    cases = selection.domainbed_cases([r.config for r in records], records, rule)
-    return next(c for c in cases.to_dict("records") if c["held_out"] == "a")
-
-
-def test_a_run_that_diverged_or_a_score_that_is_not_finite_is_never_selected() -> None:
-    nan = float("nan")
-    records = [alone((0.9, 1, 1, 1), sound=False), alone((0.1, 0, 0, 0), trial=1)]
-    assert [selected(records, rule)["trial"] for rule in ("training", "oracle")] == [1, 1]
-    assert (selected(records)["diverged"], selected(records[:1])["status"]) == (1, "diverged")
-    assert selected([alone((0.9, 0.5, nan, 1), (0.1, 0, 0, 0))])["step"] == 2
-    assert selected([alone((nan, 0.5, 1, 1), (0.1, 0, 0, 0))])["status"] == "undefined"
-
-
 def test_missing_runs_are_listed() -> None:
     configs, records, _ = made_up(3, 2, 2, 1, 4, random.Random(0), "accuracy")
     gone = config(("d0", "d2"), seed=1, trial=1, algorithm="fish")

@@ -18,7 +18,6 @@ from shoal.experiments.statistics import (
     mean_interval,
     regression,
     t_limit,
-    wilson,
 )
 
 
@@ -103,13 +102,6 @@ def test_perfect_scores_have_a_width() -> None:
         assert low is not None
         assert 0.6 < low < 0.9
         assert high == 1.0
-
-
-def test_wilson() -> None:
-    found = wilson(81 / 263, 263)  # Newcombe (1998), table I: 0.2553 to 0.3662
-    assert (found.low, found.high) == (pytest.approx(0.2553, abs=1e-4), pytest.approx(0.3662, abs=1e-4))
-    assert wilson(0, 29).low == 0.0
-    assert wilson(0, 29).high == pytest.approx(0.1170, abs=1e-4)
 
 
 def test_calibration() -> None:

@@ -62,23 +62,6 @@ def test_a_failed_run_is_missing_and_keeps_its_working_files(tmp_path: Path) -> 
     assert store.workplace(other).exists()  # it can be resumed
 
 
-@pytest.mark.parametrize("fails", ["fsync", "replace"])
-def test_a_failure_leaves_the_old_record(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
-    store.save(made())
-
-    def full(*_: Any) -> None:
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, fails, full)
-        with pytest.raises(OSError, match="no space"):
-            store.save(made(seconds=99.0))
-    assert store.find(TINY) == made()
-    store.clean([TINY])
-    assert files(tmp_path) == {f"{TINY.identity}.json"}
-
-
 HOLDER = """
 import os, sys, time
 from shoal.experiments.config import RunConfig

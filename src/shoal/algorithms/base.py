@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -227,14 +226,6 @@ class Algorithm(nn.Module):
     def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
         """How DomainBed trains it with these ``settings`` of its search space."""
         return DomainBed(settings)
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """While it trains, what records the model's features is attached to the model."""
-        with self.extractor or nullcontext():
-            if self.extractor is not None:
-                self.extractor.attach()
-            yield
 
 
 class Surgery(Algorithm):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas
 
     from shoal.experiments.compare import Layout, LeaveDomainsOut
-    from shoal.experiments.race import Race, Stage, Times
+    from shoal.experiments.race import Race, Times
     from shoal.experiments.recommend import Recommendation
     from shoal.experiments.record import RunRecord
     from shoal.trained import Trained
@@ -87,12 +87,11 @@ class Comparison(Result):
             model.predict(new_patients)
 
         The number of steps is selected on validation examples of all domains, and the model is then trained
-        on these too. The probabilities of a classifier are calibrated on held-out domains: this trains one
-        model per fold again (``calibrate=False`` in :func:`compare` avoids it).
+        on these too. A classifier is calibrated on held-out domains, for which one model per fold is trained
+        again (``calibrate=False`` in :func:`compare` avoids it).
 
         Args:
-            out: new folder for the model, which :func:`shoal.load` and the commands take (default: it is only
-                in ``folder``).
+            out: new folder for the model (default: it is only in ``folder``).
             row: another algorithm of the comparison (default: the recommended one).
         """
         from shoal.api.refit import refit
@@ -102,18 +101,17 @@ class Comparison(Result):
     def importance(self, *, row: str | None = None) -> pandas.DataFrame:
         """Return which columns of a table matter to the recommended algorithm, and where they mislead.
 
-        A column is shuffled within a held-out domain. Its importance there is how much worse the score of the
-        model becomes that was trained on the other domains; this trains one model per fold again. It is
-        negative where the column misleads: the score is better without its information. Columns that carry
-        the same information share it. The report shows the result too.
+        The importance of a column in a domain is how much worse the model that was trained without this
+        domain scores if the column is shuffled there; one model per fold is trained again. It is negative
+        where the column misleads. Columns that carry the same information share it.
 
         Args:
             row: another algorithm of the comparison (default: the recommended one).
 
         Returns:
-            pandas.DataFrame: a row for each column of the table, the most important first: ``mean`` over
-            domains with the 95 % interval ``low`` to ``high`` (NaN with fewer than three folds), the domains
-            in which the column significantly ``misleads``, and its importance ``in`` each domain.
+            pandas.DataFrame: for each column, the most important first, the ``mean`` over domains with the
+            95 % interval ``low`` to ``high`` (NaN with fewer than three folds), the domains in which it
+            significantly ``misleads``, and its importance ``in`` each domain.
         """
         from shoal.api.refit import importance
 
@@ -156,7 +154,7 @@ class Comparison(Result):
         for row in self.result["rows"]:
             worst, over = row["worst"] or {}, row["over_domains"] or {}
             cells = {"algorithm": row["algorithm"], "rank": row["rank"]}
-            cells |= {name: row["average"][name] for name in ("mean", "sd")}
+            cells |= {"mean": row["average"]["mean"], "sd": row["average"]["sd"]}
             cells |= {"worst": worst.get("mean"), "worst_domain": worst.get("domain")}
             cells |= {"difference": over.get("mean"), "low": over.get("low"), "high": over.get("high")}
             rows.append(cells | {f"in {name}": each["mean"] for name, each in row["domains"].items()})
@@ -193,21 +191,18 @@ def compare(
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
             folder of images arranged as folder/domain/class. In Python also a DataFrame, arrays (X, y,
             domains) or a Hugging Face dataset; these are saved in ``out``.
-        algorithms: algorithms to compare, or all (default: all; for your own data a selection with controls,
-            and for pretrained models recipes such as erm++); fish:regrouped is the control of Fish with
-            random grouping, my_algorithm.py a file with an algorithm of your own. In Python also classes.
+        algorithms: algorithms to compare, or all (default: a selection with controls; for pretrained models
+            recipes such as erm++); fish:regrouped is Fish with random grouping, my_algorithm.py an algorithm
+            of your own. In Python also classes.
         baselines: include baselines such as gradient boosting.
-        held_out: domains to hold out (default: every domain that can be scored, or the dataset's test
-            domain).
-        folds: number of groups in which domains are held out (default: one domain at a time if there are at
-            most 10, otherwise 10 groups).
+        held_out: domains to hold out (default: every domain that can be scored, or the test domain).
+        folds: number of groups in which domains are held out (default: at most 10).
         seeds: number of seeds (default: up to 3, for about ten minutes on two cores).
         search: number of hyperparameter trials per algorithm and seed: the defaults, then random search
             (default: up to 3, for about ten minutes on two cores).
-        budget: time budget in minutes, for which the race is planned and after which no stage is started.
+        budget: minutes, for which the race is planned and after which no stage is started.
         exhaustive: run all trials and seeds of every algorithm (default: 3 of each), as publications require.
-        fit: new folder for a model: the recommended algorithm trained on all domains. In Python see also
-            ``Comparison.refit``.
+        fit: new folder for a model: the recommended algorithm trained on all domains.
         out: folder for runs and results (default: a folder in shoal-compare named after the data).
         **options: options of every run, see :class:`~shoal.options.CompareOptions`.
 
@@ -244,13 +239,16 @@ def compare(
         times = Times.of_table(*where.size, protocol.base) if where.size and table else None
         race = sized(Race(protocol, exhaustive), times, seeds, search, budget)
         plan = _plan(race, times, count_jobs(full["device"], full["jobs"]), budget)
-        title = Path(source.given).name if source.own else protocol.base.dataset
-        folder = _make_folder(source, title, out, isinstance(data, str | Path), fit)
+        folder = Path(out) if out is not None else _default_folder(source, isinstance(data, str | Path))
+        if fit is not None and Path(fit).exists() and not (Path(fit) / "inputs.json").exists():
+            raise InputError(f"{str(fit)!r} exists; choose a new folder.", "fit")
+        make_folder(folder, source.given, kind="comparison")
         if columns := source.columns():
             write_atomically(folder / "columns.json", dump_json(columns))
             every = [(each["column"], text) for each in columns["columns"] for text in each["warnings"]]
             notes += [f"column {n!r}, {text}" for n, text in every if text.startswith("possible leakage")]
         show(*(source.notes() if full["progress"] else ()), plan)
+        title = Path(source.given).name if source.own else protocol.base.dataset
         about = {"title": title, "unable": unable, "excluded": where.excluded, "warned": where.warned}
         found = _run(race, folder, full, about | {"cautions": notes}, show, budget)
         if fit is None:
@@ -288,31 +286,13 @@ def _protocol(
     return LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, tuple(given)), note
 
 
-def _make_folder(
-    source: Source, title: str, out: str | Path | None, named: bool, fit: str | Path | None
-) -> Path:
-    """Make the folder, which must not contain another experiment; that of a model may be new or its own.
-
-    By default it is named after the data: of a table by its content, of other data of one's own by their
-    place. Data in memory are saved in it.
-    """
-    if out is not None:
-        folder = Path(out)
-    elif named:
-        identity = source.options.get("digest") or str(Path(source.given))
-        own = f"-{hashlib.sha256(identity.encode()).hexdigest()[:8]}" * source.own
-        folder = Path(HOME) / f"{Path(source.given).resolve().stem or 'data'}{own}"
-    else:
-        folder = Path(source.given).parent
-    if fit is not None and Path(fit).exists() and not (Path(fit) / "inputs.json").exists():
-        raise InputError(f"{str(fit)!r} exists; choose a new folder.", "fit")
-    make_folder(folder, source.given, kind="comparison")
-    if (path := folder / "comparison.json").exists():
-        before = read_json(path)
-        other = before.get("title") if isinstance(before, dict) else "another file"
-        if other != title and not str(other).startswith("data-"):
-            raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
-    return folder
+def _default_folder(source: Source, named: bool) -> Path:
+    """Named after the data, of a table by its content; data in memory were saved in it."""
+    if not named:
+        return Path(source.given).parent
+    identity = source.options.get("digest") or str(Path(source.given))
+    own = f"-{hashlib.sha256(identity.encode()).hexdigest()[:8]}" * source.own
+    return Path(HOME) / f"{Path(source.given).resolve().stem or 'data'}{own}"
 
 
 def _plan(race: Race, times: Times | None, jobs: int, minutes: float | None) -> str:
@@ -321,23 +301,19 @@ def _plan(race: Race, times: Times | None, jobs: int, minutes: float | None) -> 
     from shoal.report.tables import many
 
     folds, domains = len(race.protocol.folds), len(race.protocol.held_out)
-    parts, seconds = [_described(stage) for stage in race.stages], list[float]()
+    parts = []
+    for stage in race.stages:
+        counts = (many(len(stage.rows), "algorithm"), many(stage.seeds, "seed"), many(stage.search, "trial"))
+        parts.append(f"{stage.name} ({', '.join(counts)})")
+    text = f"{many(domains, 'held-out domain')}{f' in {folds} groups' * (folds < domains)}; "
+    text += f"{many(len(parts), 'stage')}: {', '.join(parts)}"
     if times:
         seconds = [race.seconds(stage, times, jobs) for stage in race.stages]
-        parts = [f"{part} ({duration(took)})" for part, took in zip(parts, seconds, strict=True)]
         if minutes is not None and 60 * minutes < seconds[0]:
-            raise InputError(f"of {minutes:g} minutes is too small: the first stage is {parts[0]}.", "budget")
-    text = f"{many(domains, 'held-out domain')}{f' in {folds} groups' * (folds < domains)}; "
-    total = f", about {duration(sum(seconds))} with {many(jobs, 'run')} in parallel" if times else ""
-    text += f"{many(len(parts), 'stage')}{total}: {'; '.join(parts)}"
+            first = f"the first stage, {parts[0]}, takes {duration(seconds[0])}"
+            raise InputError(f"of {minutes:g} minutes is too small: {first}.", "budget")
+        text += f"; about {duration(sum(seconds))} with {many(jobs, 'run')} in parallel"
     return text if race.exhaustive else f"{text}. Algorithms that can no longer be recommended leave the race"
-
-
-def _described(stage: Stage) -> str:
-    from shoal.report.tables import many
-
-    parts = (many(len(stage.rows), "algorithm"), many(stage.seeds, "seed"), many(stage.search, "trial"))
-    return f"{stage.name}: {', '.join(parts)}"
 
 
 def _run(
@@ -368,7 +344,7 @@ def _run(
             break
         configs = race.plan(stage)
         if new := bool(store.missing(configs)):
-            show(f"stage {number} of {len(stages)}: {_described(stage)}")
+            show(f"stage {number} of {len(stages)}: {stage.name}")
         try:
             failed.update(execute(configs, store, progress=bool(options["progress"]), **how).failed)
         except Interrupted as stop:

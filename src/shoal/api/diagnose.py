@@ -31,23 +31,20 @@ class Diagnosis(Result):
     """The result of :func:`diagnose`: tests, generalization gap and suggestions. ``print`` shows it.
 
     Attributes:
-        result: the results as plain data: ``tests``, ``domains``, ``gaps`` of ERM and their ``average``,
-            ``columns``, ``gradients`` and what was sampled.
+        result: the results as plain data: ``tests``, ``domains``, ``gaps``, ``columns``, ``gradients`` ….
         name: name of the data.
         compare: command that compares algorithms on these data.
-        without: the same without the suspect columns.
         files: files that were written: ``diagnosis.json`` and the page.
     """
 
     result: Mapping[str, Any]
     name: str = ""
     compare: str = "shoal compare DATA"
-    without: str = ""
     files: tuple[Path, ...] = ()
 
     @property
     def significant(self) -> tuple[str, ...]:
-        """The names of the tests that are significant after correction."""
+        """The tests that are significant after correction."""
         return tuple(self.result["significant"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,12 +55,12 @@ class Diagnosis(Result):
         """Return the conclusions, one or two sentences each."""
         from shoal.report import diagnose as view
 
-        return view.reading(self.result, self.compare, self.without)
+        return view.reading(self.result, self.compare)
 
     def __str__(self) -> str:
         from shoal.report import diagnose as view
 
-        text = view.text(self.result, self.compare, self.without)
+        text = view.text(self.result, self.compare)
         text += f"\n\nFinished in {self.result['seconds']:.0f} s."
         return f"{text} Saved: {', '.join(map(str, self.files))}." if self.files else text
 
@@ -75,11 +72,7 @@ class Diagnosis(Result):
         return f"{tables}\n<ul>{lines}</ul>"
 
     def to_frame(self, what: Literal["tests", "domains", "gaps", "columns"] = "tests") -> pandas.DataFrame:
-        """Return a DataFrame.
-
-        Args:
-            what: ``tests``, ``domains``, ``gaps`` or ``columns``.
-        """
+        """Return a DataFrame of ``what``."""
         import pandas
 
         return pandas.json_normalize(self.result[what])
@@ -112,8 +105,8 @@ def diagnose(
 
     Args:
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
-            folder of images arranged as folder/domain/class. In Python also a DataFrame, a mapping of
-            columns, arrays (X, y, domains), a Hugging Face dataset of numbers or text, or a DomainData.
+            folder of images arranged as folder/domain/class. In Python also what :func:`compare` takes, or a
+            DomainData.
         seed: random seed.
         max_examples: maximum number of examples to sample.
         max_domains: maximum number of domains to sample.
@@ -123,7 +116,6 @@ def diagnose(
     """
     from shoal.experiments.diagnose import diagnose as run
     from shoal.experiments.progress import Progress
-    from shoal.report.diagnose import to_drop
     from shoal.training.processes import together
 
     if together():
@@ -141,14 +133,8 @@ def diagnose(
 
     with Progress("diagnosis", lambda: state, progress):
         result = run(loaded, seed=seed, examples=max_examples, max_domains=max_domains, progress=on_progress)
-    place = as_flags({"data_dir": options["data_dir"]} if "data_dir" in options else {})
-    fewer = {**source.options, "drop": [*source.options.get("drop", ()), *to_drop(result)]}
-    commands = [
-        shlex.join(["shoal", "compare", *each.words, *place])
-        for each in (source, replace(source, options=fewer))
-    ]
-    name, without = Path(source.given).name, commands[1] if to_drop(result) else ""
-    found = Diagnosis(result, name, commands[0], without)
+    words = [*source.words, *as_flags({"data_dir": options["data_dir"]} if "data_dir" in options else {})]
+    found = Diagnosis(result, Path(source.given).name, shlex.join(["shoal", "compare", *words]))
     if out is None:
         return found
     file = Path(out) / "diagnosis.json"

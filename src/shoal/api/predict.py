@@ -26,8 +26,7 @@ class Predictions(Result):
 
     Attributes:
         names: name of each example: the number of its row, or its file.
-        labels: predicted class of each example, or number in regression; an array of shape (n,), or
-            (n, labels) if there are several labels.
+        labels: predicted class of each example, or number in regression; (n,), or (n, labels).
         probabilities: array of shape (n, classes), or (n, labels); ``None`` unless requested.
         classes: names of the columns of ``probabilities``, if there are any.
         example: name of the column that names the examples, ``row`` or ``file``.
@@ -47,11 +46,10 @@ class Predictions(Result):
         """Return a DataFrame with one row per example."""
         import pandas
 
-        columns: dict[str, Any] = {self.example: self.names}
-        if self.labels.ndim == 1:
-            columns["prediction"] = self.labels
-        else:
-            columns |= {f"prediction {n}": column for n, column in enumerate(self.labels.T)}
+        columns: dict[str, Any] = {self.example: self.names, "prediction": self.labels}
+        if self.labels.ndim > 1:
+            each = enumerate(columns.pop("prediction").T)
+            columns |= {f"prediction {n}": column for n, column in each}
         own = [*columns]
         for n, name in enumerate(self.classes):
             columns[f"probability of {name}" if name in own else name] = self.probabilities[:, n].round(6)

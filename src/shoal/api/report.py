@@ -45,7 +45,6 @@ class Report(Result):
         return f"{frame}<p>{escape(str(self))}</p>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, without the page itself."""
         return {"report": str(self.path), "runs": self.runs, "notes": list(self.notes)}
 
 
@@ -69,21 +68,16 @@ def report(folder: str | Path, out: str | Path | None = None) -> Report:
     notes: list[str] = []
     try:
         count, html = _page(folder, files, notes)
+    except InputError:
+        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{str(files[0])!r} is not a result of this version ({error!r}). Move it and repeat the command "
-            "that wrote it: finished runs are not repeated."
-        ) from error
+        raise InputError(f"{str(files[0])!r} is not a result of this version ({error!r}).") from error
     write_output(path, html.encode(errors="replace"))
     return Report(path, count, tuple(notes), html)
 
 
 def _find(folder: Path) -> list[Path]:
-    """The files of the result in a folder; if there is none, a message names folders that have one."""
-    from shoal.report.tables import listed
-
+    """The files of the result in a folder."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
     for name in RESULTS:
@@ -91,11 +85,10 @@ def _find(folder: Path) -> list[Path]:
             return files
     inside = sorted({p.relative_to(folder).parts[0] for name in RESULTS for p in folder.glob(f"*/{name}")})
     if inside:
-        raise InputError(f"a report is of one result; specify a folder in {str(folder)!r}: {listed(inside)}.")
-    raise InputError(
-        f"there is no result in {str(folder)!r}, such as {', '.join(RESULTS[:4])}. If a command was "
-        "interrupted, the same command resumes it."
-    )
+        raise InputError(
+            f"a report is of one result; specify a folder in {str(folder)!r}: {', '.join(inside)}."
+        )
+    raise InputError(f"there is no result in {str(folder)!r}, such as {', '.join(RESULTS[:4])}.")
 
 
 def _page(folder: Path, files: list[Path], notes: list[str]) -> tuple[int, str]:
@@ -116,8 +109,8 @@ def _page(folder: Path, files: list[Path], notes: list[str]) -> tuple[int, str]:
         records, about = _records(files, notes), content("inputs.json")
         if not records:
             raise InputError(notes[0])
-        columns = about.get("inputs", {}).get("columns_report")
-        of_table = {"columns": columns} if columns else None
+        report = about.get("inputs", {}).get("columns_report")
+        of_table = {"columns": report} if report else None
         return len(records), page.runs_page(records, of_table, notes, about.get("calibration"))
     result, columns = read_json(files[0]), content("columns.json") or None
     if kind == "diagnosis.json":

@@ -103,19 +103,16 @@ def sweep(
     Args:
         datasets: names of datasets (`shoal list datasets`).
         algorithms: algorithms (`shoal list algorithms`), or files of your own such as my_algorithm.py;
-            fish:regrouped is the control of Fish with random grouping. In Python also classes.
+            fish:regrouped is Fish with random grouping. In Python also classes.
         seeds: number of seeds, each with its own split of the data.
         search: number of hyperparameter trials per seed: the defaults, then random search.
         rules: model selection rules: training, leave-one-out (many more runs) or oracle.
         data_options: options of the datasets.
         data_dir: folder that contains the datasets (default: $SHOAL_DATA).
-        budget: time budget in minutes, after which no further runs are started.
+        budget: minutes, after which no further runs are started.
         out: folder for runs and tables.
         **options: options of every run, see :class:`~shoal.options.SweepOptions`. Those that the protocol
             searches (lr, batch_size, settings) cannot be set.
-
-    Returns:
-        Sweep: tables of the runs that did not fail.
     """
     from shoal.experiments import protocol
     from shoal.experiments.execute import execute
@@ -129,8 +126,6 @@ def sweep(
     for name, values in (("datasets", names), ("algorithms", rows), ("rules", rules)):
         if not values:
             raise InputError("must not be empty.", name)
-    if files := [name for name in names if Path(name).suffix and Path(name).is_file()]:
-        raise InputError(f"a sweep takes built-in datasets, and {files[0]!r} is a file; use `shoal compare`.")
     full, out = with_defaults(options, SweepOptions), Path(out)
     where = {name: full[name] for name in ("engine", "device", "jobs")}
     plan: Any = {**given_options(options, TrainingOptions), **model_fields(options)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import os
@@ -85,26 +84,26 @@ def make_app() -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
-    app, show = make_app(), Shower()
+    app = make_app()
 
     @app.meta.default
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-        json: Annotated[bool, Parameter(group=GENERAL, negative="", show_default=False)] = False,
+        as_json: Annotated[bool, Parameter("--json", group=GENERAL, negative="", show_default=False)] = False,
         config: Annotated[Path | None, Parameter(group=GENERAL)] = None,
     ) -> int:
         """Run a command.
 
         Parameters
         ----------
-        json:
+        as_json:
             Print the result as JSON.
         config:
             YAML file with options of the command; those on the command line take precedence.
         """
         rare = _read_config(app, tokens, config) if config is not None else {}
         function, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
-        return show(function(*bound.args, **{**rare, **bound.kwargs}), json)
+        return _show(function(*bound.args, **{**rare, **bound.kwargs}), as_json)
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):  # what their encoding lacks is written as an escape
@@ -112,12 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        try:
-            return _guarded(
-                lambda: app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
-            )
-        finally:
-            _flush()
+        code = _guarded(
+            lambda: app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
+        )
+    if code and (processes := sys.modules.get("shoal.training.processes")):
+        processes.abandon()  # a process that fails does not wait for the others
+    return code
 
 
 def _read_config(app: App, tokens: Sequence[str], path: Path) -> dict[str, Any]:
@@ -148,16 +147,14 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     print(f"Warning: {message}", file=sys.stderr, flush=True)
 
 
-class Shower:
-    """Shows the result of a command and returns the exit code."""
-
-    def __call__(self, result: Any, as_json: bool) -> int:
-        if not isinstance(result, Result):  # what the library itself does, such as --help
-            return 0
-        if main_process():
-            text = json.dumps(result.to_dict(), indent=1, default=str) if as_json else str(result)
-            print(text, flush=True)
-        return int(bool(result.problems))
+def _show(result: Any, as_json: bool) -> int:
+    """Show the result of a command; returns the exit code."""
+    if not isinstance(result, Result):  # what the library itself does, such as --help
+        return 0
+    if main_process():
+        text = json.dumps(result.to_dict(), indent=1, default=str) if as_json else str(result)
+        print(text, flush=True)
+    return int(bool(result.problems))
 
 
 def main_process() -> bool:
@@ -167,9 +164,9 @@ def main_process() -> bool:
 
 def _guarded(run: Callable[[], Any]) -> int:
     """The exit code of ``run``; what went wrong is one message on stderr."""
-    before = _terminable()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)  # so that it too leaves nothing half done
     try:
-        os.getcwd()
         code = run()
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -181,61 +178,27 @@ def _guarded(run: Callable[[], Any]) -> int:
         message = str(stop) or "interrupted. Finished runs are saved; the same command resumes."
         return _failed(message, 128 + (getattr(stop, "signal", None) or signal.SIGINT))
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at exit
         return 0
     except OSError as error:  # a full disk, a folder without permission, a server that does not answer
         where = f"{error.filename!r}: " if error.filename else ""
         return _failed(f"{where}{error.strerror or error}.", 1)
     except (MemoryError, RuntimeError) as error:
-        text = str(error).splitlines()[0] if str(error) else ""
-        if isinstance(error, RuntimeError) and not any(words in text for words in NO_MEMORY):
-            _abandon()
-            raise
-        return _failed(f"out of memory{f' ({text[:200]})' if text else ''}; use smaller batches.", 1)
-    except BaseException:
-        _abandon()
+        text = str(error)
+        if isinstance(error, MemoryError) or any(words in text for words in NO_MEMORY):
+            return _failed(f"out of memory ({text[:200]}); use smaller batches.", 1)
         raise
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _failed(message: str, code: int) -> int:
-    if main_process():
-        with contextlib.suppress(OSError, ValueError):
-            print(f"shoal: {message}", file=sys.stderr)
-    _abandon()
-    return code
-
-
-def _abandon() -> None:
-    """A process that fails does not wait for the others of its process group."""
-    processes = sys.modules.get("shoal.training.processes")
-    if processes is not None:
-        processes.abandon()
-
-
-def _flush() -> None:
-    """What is left to print is printed now; where it cannot be, Python does not try again at exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                handle = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(handle, stream.fileno())
-                os.close(handle)
 
 
 class _Terminated(KeyboardInterrupt):
     signal = signal.SIGTERM
 
 
-def _terminable() -> Any:
-    """SIGTERM as an exception, so that it too leaves nothing half done; returns what it was before."""
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
 
-    def stop(number: int, frame: object) -> None:
-        raise _Terminated
 
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, stop)
+def _failed(message: str, code: int) -> int:
+    if main_process():
+        print(f"shoal: {message}", file=sys.stderr)
+    return code

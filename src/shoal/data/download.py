@@ -48,29 +48,27 @@ def find_files(
     endings: Sequence[str] = ("",),
     get: str | None = None,
 ) -> list[Path]:
-    """A path for each of ``names``, all from one folder.
+    """A path for each of ``names``, all from one folder: one of ``inside`` of one of the :func:`roots`.
 
-    They are looked for in the :func:`roots`, there in each folder of ``inside``, under their name with any of
-    ``endings`` after it. ``get`` is the dataset that `shoal data get` downloads them with.
+    Files may have any of ``endings`` after their name; `shoal data get` downloads the dataset ``get``.
     """
     top = roots(f"the files {', '.join(names)}", folder, home, get)
-    places, lacking = [root / sub for root in top for sub in inside], list[tuple[list[str], Path]]()
-    for place in places:
-        paths = {n: p for n in names for e in reversed(endings) if (p := place / f"{n}{e}").is_file()}
-        if len(paths) == len(names):
-            return [paths[n] for n in names]
-        lacking.append(([n for n in names if n not in paths], place))
-    missing, nearest = min(lacking, key=lambda one: len(one[0]))
-    where = " or ".join(repr(str(p)) for p in (places if len(missing) == len(names) else [nearest]))
-    other = "".join(f" (or {ending})" for ending in endings if ending)
-    raise InputError(f"there is no file {missing[0]!r}{other} in {where}; {SAY_WHERE} to look{_or_get(get)}.")
+    places = [root / sub for root in top for sub in inside]
+    found = [
+        {n: p for n in names for e in reversed(endings) if (p := place / f"{n}{e}").is_file()}
+        for place in places
+    ]
+    best = max(found, key=len)
+    if missing := [name for name in names if name not in best]:
+        where = " or ".join(repr(str(p)) for p in ([places[found.index(best)]] if best else places))
+        raise InputError(f"there is no file {missing[0]!r} in {where}; {SAY_WHERE} to look{_or_get(get)}.")
+    return [best[name] for name in names]
 
 
 def needed(dataset: str, option: str, value: str | None, reads: str) -> Path:
     """The path that an option of a dataset of one's own must give."""
     if value is None:
-        what = "a folder" if option == "folder" else "a file"
-        raise InputError(f"dataset {dataset!r} reads {reads}; set {option} in data_options ({what}).")
+        raise InputError(f"dataset {dataset!r} reads {reads}; set {option} in data_options.")
     return Path(str(value)).expanduser()
 
 

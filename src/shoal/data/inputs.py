@@ -23,7 +23,7 @@ from shoal.data.batch import Examples, TensorData, leaves
 from shoal.data.check import not_finite
 from shoal.data.images import ENDINGS, ImageFiles, ToTensor, image_frame
 from shoal.data.loader import InOrder, MetaBatchLoader
-from shoal.data.tables import Encoder, as_table, ending, is_table, need_column
+from shoal.data.tables import Encoder, as_table, is_table, need_column
 from shoal.data.text import TextExamples
 from shoal.errors import InputError, check_names
 from shoal.tensors import map_nest
@@ -49,7 +49,7 @@ class Reader:
         folder: a trained model's, with the files that its description names. Nothing is downloaded for it.
 
     Attributes:
-        notes: what a user should know about the input, after its batches were read.
+        notes: what a user should know about the input, after it was opened.
         warnings: those of the notes that say what could not be read.
     """
 
@@ -76,7 +76,6 @@ class Reader:
         raise NotImplementedError
 
     def names(self, examples: Examples) -> list[str]:
-        """The names of examples, by default their numbers."""
         return [str(n + 1) for n in range(len(examples))]
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
@@ -273,21 +272,19 @@ class Images(Reader):
         self.to_tensor = ToTensor(about["size"], about["mean"], about["deviation"])
 
     def open(self, source: Any) -> Examples:
-        several = [source] if isinstance(source, str | Path) else source
+        several = [source] if isinstance(source, str | Path) or hasattr(source, "convert") else source
         if isinstance(several, Tensor | np.ndarray | Mapping) or not hasattr(several, "__iter__"):
             raise self._refused(source)
         images = list(several)
-        if not all(hasattr(each, "convert") for each in images):
-            if not all(isinstance(each, str | Path) for each in images):
-                raise self._refused(source)
+        if all(isinstance(each, str | Path) for each in images):
             images = [Path(each).expanduser() for each in images]
             if len(images) == 1 and images[0].is_dir():
                 self.root, images = images[0], self._below(images[0])
             for path in images:
-                if ending(path):
-                    raise InputError(f"this model takes images, and {path.name!r} is a table.")
                 if not path.is_file():
                     raise InputError(f"there is no image {str(path)!r}.")
+        if not all(hasattr(each, "convert") or isinstance(each, Path) for each in images):
+            raise self._refused(source)
         examples = ImageFiles(image_frame((image, "", "") for image in images), size=self.to_tensor.size)
         examples.to_tensor = self.to_tensor
         return examples

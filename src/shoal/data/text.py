@@ -39,6 +39,8 @@ def from_hub(what: str, name: str, read: Callable[..., T]) -> T:
     advice = "; a folder with config.json, weights and tokenizer can be given instead"
     if is_folder(name):
         name, advice = str(Path(name).expanduser()), ""
+        if not Path(name).is_dir():
+            raise InputError(f"there is no folder {name!r}.")
     try:
         try:
             return read(name, trust_remote_code=False, local_files_only=True)

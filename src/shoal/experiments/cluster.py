@@ -14,7 +14,7 @@ from typing import Any
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import Lost, ThisProcess, Warnings, count_jobs, run_one
+from shoal.experiments.execute import Lost, ThisProcess, count_jobs, run_one
 from shoal.experiments.store import Store
 
 QUEUED = 1000
@@ -35,7 +35,7 @@ class RayPool(ThisProcess):
         self, store: Store, device: str | None, jobs: int | None, options: Mapping[str, Any]
     ) -> None:
         super().__init__(store, device, options, jobs or QUEUED)
-        self.ray, self.active = load_ray(), dict[Future[Warnings], Any]()
+        self.ray, self.active = load_ray(), dict[Future[None], Any]()
         self.connected_before = self.ray.is_initialized()
         if not self.connected_before:
             _connect(self.ray)
@@ -51,16 +51,16 @@ class RayPool(ThisProcess):
         self.args = "cuda:0" if gpus else "cpu", options, os.getcwd(), shoal.__version__, variables
         self.task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
 
-    def submit(self, config: RunConfig) -> Future[Warnings]:
+    def submit(self, config: RunConfig) -> Future[None]:
         task = self.task.remote(config, self.store, *self.args)
-        future: Future[Warnings] = task.future()
+        future: Future[None] = task.future()
         self.active[future] = task
         return future
 
-    def result(self, future: Future[Warnings]) -> Warnings:
+    def result(self, future: Future[None]) -> None:
         del self.active[future]
         try:
-            return future.result()
+            future.result()
         except Exception as error:
             cause = getattr(error, "cause", error)  # what the task has raised
             lost = isinstance(cause, self.ray.exceptions.RayError)
@@ -114,7 +114,7 @@ def _work(
     home: str,
     version: str,
     variables: dict[str, str],
-) -> Warnings:
+) -> None:
     """What a Ray worker does. An InputError ends the whole execution: the node cannot do any run."""
     import torch
 
@@ -128,4 +128,4 @@ def _work(
         os.chdir(home)
     if device == "cpu":  # a run per core gains more than several threads per run
         torch.set_num_threads(1)
-    return run_one(config, store, device, options)
+    run_one(config, store, device, options)

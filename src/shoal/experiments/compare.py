@@ -2,11 +2,7 @@
 
 Every domain is held out in turn (many domains in groups, the *folds*), or the dataset's own test split is
 used. For each algorithm, fold and seed, a few hyperparameter trials are run, and the best on validation
-examples of the training domains is selected; the held-out domain selects nothing. On the user's own data
-every seed has its own validation split, the same for every algorithm.
-
-:func:`layout` examines a dataset, :class:`LeaveDomainsOut` plans the runs, :func:`results` reads the table
-off their records, and :mod:`shoal.experiments.recommend` has the rule that picks a row of it.
+examples of the training domains is selected; the held-out domain selects nothing.
 """
 
 from __future__ import annotations
@@ -46,13 +42,10 @@ LEAST_ROWS = 16
 PATIENCE = 3
 """Evaluations without improvement after which a training stops; there are ten in it."""
 SHOWN = 8
-"""Labels or domains that a message lists."""
+"""Labels that a message lists."""
 
 HeldOut = str | None | Sequence[str]
 """One domain, several of a fold, or ``None`` for the dataset's own test split."""
-
-
-# The dataset
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,6 @@ class Layout:
     holdout: float | None
     """The fraction held out for validation; ``None``: the dataset's own validation split."""
     baselines: Sequence[str] = ()
-    """Those that these data allow."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The dataset's defaults in a comparison: ``steps``, ``batch`` and ``algorithms``."""
     messages: Sequence[str] = ()
@@ -81,8 +73,7 @@ def layout(
 ) -> Layout:
     """Examine a dataset; ``held_out`` are the domains to hold out, by default all that can be scored.
 
-    The dataset's own validation split is used unless it has a note, which says that it is not like the
-    training domains.
+    The dataset's own validation split is used unless a note says that it is not like the training domains.
     """
     module = sets.registry.module(dataset)
     is_own = hasattr(module, "domains")  # a file or folder of the user's
@@ -114,43 +105,38 @@ def layout(
             raise InputError(f"no domain can be held out: {'; '.join(dict.fromkeys(excluded.values()))}.")
         names = tuple(n for n in names if n not in excluded)
         warned = {n: why for n, why in (equal | small | undefined).items() if n in names}
+    train, algorithms = data.splits["train"], ALGORITHMS if is_own else ("all", "fish:regrouped")
     own_validation = "validation" in data.splits and "validation" not in data.notes
+    defaults = {"steps": 1000, "batch": 32, "algorithms": algorithms}
     return Layout(
         held_out=names,
         holdout=None if own_validation else HOLDOUT,
         baselines=baselines.possible(data, is_own),
-        defaults={
-            "steps": 1000,
-            "batch": 32,
-            "algorithms": ALGORITHMS if is_own else ("all", "fish:regrouped"),
-            **(module.comparison(data) if hasattr(module, "comparison") else {}),
-        },
+        defaults=defaults | (module.comparison(data) if hasattr(module, "comparison") else {}),
         messages=[data.notes["label"]] if "label" in data.notes else [],
         excluded=excluded,
         warned=warned,
-        size=(len(data.splits["train"].indices), len(data.splits["train"]))
-        if baselines.applies(data)
-        else None,
+        size=(len(train.indices), len(train)) if baselines.applies(data) else None,
     )
 
 
 def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Domains that are small, have a constant label, or have no value of the metric, each with the reason."""
     default = (data.measures or ("accuracy" if data.classes is not None else "mse",))[0]
-    compared = find_metric(metric or default)
-    domains, labels = all_domains(data), data.examples.known_labels()
+    name, domains, labels = (
+        find_metric(metric or default).name,
+        all_domains(data),
+        data.examples.known_labels(),
+    )
     few = f"fewer than {LEAST_ROWS} examples are too few to score"
     small = {n: few for n, size in zip(domains.names, domains.sizes, strict=True) if size < LEAST_ROWS}
     if labels is None or labels.ndim != 1:
         return small, {}, {}
     equal = [n for i, n in enumerate(domains.names) if len(np.unique(labels[domains.indices_of(i)])) == 1]
     what = "all examples are of one class" if data.classes is not None else "all labels are equal"
-    if compared.name in UNDEFINED:
-        return small, {}, dict.fromkeys(equal, f"{what}, so {compared.name} is undefined")
+    if name in UNDEFINED:
+        return small, {}, dict.fromkeys(equal, f"{what}, so {name} is undefined")
     return small, dict.fromkeys(equal, f"{what}, so a constant prediction can be correct everywhere"), {}
-
-
-# The plan
 
 
 @dataclass(frozen=True)
@@ -265,9 +251,6 @@ def _unknown_labels(data: DomainData, fold: str) -> list[str]:
     return [f"with {fold!r} held out no training example has the label {which} ({count}), {most}"]
 
 
-# The table
-
-
 def is_control(name: str) -> bool:
     """Whether a row only explains others and is never recommended: the majority class, random grouping."""
     return name == baselines.MAJORITY or name.endswith(":regrouped")
@@ -284,8 +267,7 @@ def results(
     ``failed`` are errors by the identity of their runs, ``left`` are rows that have left a race, and how:
     their scores are those of fewer seeds and trials, so that they have no rank.
     """
-    done = {r.config.identity: r for r in records if r.status != "failed"}
-    failed = failed or {}
+    done, failed = {r.config.identity: r for r in records if r.status != "failed"}, failed or {}
     cases = selection.trial_cases(configs, done.values(), failed)
     rows = selection.table(cases, lower := lower_is_better(metric_of(cases)), left)
     first = next((row for row in rows if row["algorithm"] == BASELINE), None)

@@ -117,11 +117,7 @@ class RunConfig(_Fields):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
-        """Create a configuration from plain data, as :meth:`to_dict` returns it.
-
-        Args:
-            content: the data.
-        """
+        """Create a configuration from the plain data (``content``) that :meth:`to_dict` returns."""
         if not isinstance(content, Mapping):
             raise InputError(f"a run configuration must be a mapping, got {shown(content)}.")
         check_names("field of a run configuration:", content, FIELDS)
@@ -143,11 +139,7 @@ class RunConfig(_Fields):
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read the configuration of the run in a folder.
-
-    Args:
-        folder: run folder.
-    """
+    """Read the configuration of the run in ``folder``."""
     path = folder / "config.yaml"
     try:
         content = read_yaml(path)

@@ -1,12 +1,21 @@
 """Diagnosis before training: do the domains differ, in what, and how large is the generalization gap?
 
-The tests are in :mod:`shoal.experiments.shift_tests`. Over all tests p is corrected by Holm's method: without
-any shift, the chance of one significant test or more is at most ``LEVEL``. Entities are what is independent:
-tests permute them, cross-validation keeps their rows together, and intervals of the gap are by entity.
+What is independent are entities: tests permute them, cross-validation keeps their rows together, and the gap
+has intervals by entity. Over all tests p is corrected by Holm's method.
 
-The gap is that of a linear model or of gradient boosting, fitted to all domains together, and is reported
-only if the model predicts better than a constant. Images and text are seen through pooled pixels and counts
-of tokens. All sizes are bounded, and nothing depends on the speed of the machine.
+*Permutation tests* ask whether the domains differ at all. The rows of an entity in a domain are a unit; the
+domains of units are permuted, and p is the share of permutations whose statistic is at least as large; of
+several statistics, after correction by the distribution of the largest.
+
+The *test of the relation* asks whether P(y | x) differs between domains. It multiplies the residuals of the
+label and of the domain, each predicted from x for other entities than those the model was fitted to:
+
+    u_i = (1[d_i = d] − P̂(d | x_i)) · (1[y_i = c] − P̂(c | x_i))
+
+If label and domain are independent given x, u has mean 0 everywhere in x (Shah & Peters, The Hardness of
+Conditional Independence Testing, 2020), and the error of the two predictions enters only as their product.
+The statistic is the sum of (Σ_i φ(x_i) u_i)² over functions φ, domains d and classes c; its null distribution
+comes from random signs of entities (a wild bootstrap).
 """
 
 from __future__ import annotations
@@ -14,36 +23,41 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.special import rel_entr
+from scipy.stats import rankdata
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.kernel_approximation import Nystroem
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GroupKFold
 from torch import Tensor
 
 from shoal.data.batch import DomainData, tensors_in
 from shoal.data.loader import seeded
 from shoal.data.splits import assigning_entries
 from shoal.data.tables import Encoder
-from shoal.data.tables.encode import Category
 from shoal.errors import InputError
-from shoal.experiments import shift_tests as tests
 from shoal.experiments.protocol import all_domains
-from shoal.experiments.shift_tests import (
-    LEVEL,
-    PERMUTATIONS,
-    Array,
-    Column,
-    Sample,
-    Test,
-    one_hot,
-    permuted,
-    smooth,
-)
 from shoal.experiments.statistics import codes_of, holm, mean_interval, t_limit
 
-Progress = Callable[[str, int, int], None]
-"""Is called with the phase, and how many parts of how many are done."""
+Array = NDArray[Any]
+Folds = Sequence[tuple[Array, Array]]
+LEVEL, PERMUTATIONS, FLIPS = 0.05, 199, 499
+"""Level of the tests; random permutations of domains, and random signs of the test of the relation."""
+FOLDS, SMOOTH, WIDTH, ROUNDS = 5, 150, 64, 50
+"""Parts of the entities; smooth features, the principal components they are made of; rounds of boosting."""
+MOST_CLASSES = 10
+"""Rarer classes are one."""
+OVERLAPPING = 40
+"""With fewer entities in the overlap of the domains, the test of the relation abstains."""
 LEAST, EXAMPLES, DOMAINS = 16, 1500, 12
 """Examples of a domain at least; examples and domains of the sample at most."""
 COLUMNS = 256
@@ -56,37 +70,88 @@ SURE = 2.6
 """Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Standardised features, labels (classes or numbers), numbers of domains and entities, by row.
+
+    ``columns`` are the features of each column; ``names`` are those of the domains.
+    """
+
+    x: Array
+    labels: Array
+    classes: int | None
+    domains: Array
+    entities: Array
+    columns: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    class_names: Sequence[str] = ()
+
+    @property
+    def codes(self) -> Array:
+        """Classes from 0, the rarer ones as one; in regression, which tenth of all labels it is in."""
+        if self.classes is None:
+            return np.asarray(pandas.qcut(self.labels, 10, labels=False, duplicates="drop"))
+        often = pandas.Series(self.labels).value_counts().index[: MOST_CLASSES - 1]
+        return codes_of(np.where(np.isin(self.labels, often), self.labels, self.classes), len(self.labels))
+
+    @property
+    def targets(self) -> Array:
+        """What is predicted: indicators of classes, or standardised labels in one column."""
+        if self.classes is None:
+            return ((self.labels - self.labels.mean()) / (self.labels.std() or 1.0))[:, None]
+        return one_hot(self.codes)
+
+    @property
+    def units(self) -> Array:
+        """The rows of an entity in a domain have the same number."""
+        return codes_of(self.entities * (int(self.domains.max()) + 1) + self.domains, len(self.domains))
+
+    def folds(self, seed: int) -> Folds:
+        """Rows to fit to and rows to predict, with no entity in both."""
+        parts = GroupKFold(min(FOLDS, len(np.unique(self.entities))), shuffle=True, random_state=seed % 2**32)
+        return list(parts.split(self.x, groups=self.entities))
+
+
+class Test(NamedTuple):
+    """A test: its statistic, and the mean and deviation of it under the null hypothesis."""
+
+    name: str
+    statistic: float
+    null: float
+    deviation: float
+    p: float
+
+
 def diagnose(
     data: DomainData,
     *,
     seed: int = 0,
     examples: int = EXAMPLES,
     max_domains: int = DOMAINS,
-    progress: Progress | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """What :func:`shoal.diagnose` computes, of a dataset that is loaded, as plain data."""
     start, report = time.perf_counter(), progress or (lambda phase, done, total: None)
     report("reading examples", 0, 4)
-    sample = draw(data, seed, examples, max_domains)
+    sample, drawn = draw(data, seed, examples, max_domains)
     report("testing for shifts", 1, 4)
-    every, found = shifts(sample, seed)
+    tests, found = shifts(sample, seed)
     report("comparing gradients", 2, 4)
-    more, gradients = gradient_agreement(sample, seed)
+    conflict, gradients = gradient_agreement(sample, seed)
     report("estimating the generalization gap", 3, 4)
     gap = generalization_gap(sample, seed)
-    every += more
+    tests.append(conflict)
     results = [
         {**test._asdict(), "adjusted": p, "significant": p <= LEVEL}
-        for test, p in zip(every, holm([test.p for test in every]), strict=True)
+        for test, p in zip(tests, holm([test.p for test in tests]), strict=True)
     ]
     significant = [test["name"] for test in results if test["significant"]]
     return {
         "task": "regression" if data.classes is None else "classification",
         "table": data.inputs.get("kind") == "table",
-        "domains": described_domains(sample),
         "examples": len(sample.x),
         "entities": None if data.entities is None else len(np.unique(sample.entities)),
-        **sample.about,
+        **drawn,
         "tests": results,
         "significant": significant,
         "effects": {name: found[name] for name in ("overlap", "relation_tested")},
@@ -101,14 +166,15 @@ def diagnose(
 # The sample
 
 
-def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
-    """Some domains of at least ``LEAST`` examples and about equally many examples of each, by ``seed``."""
+def draw(data: DomainData, seed: int, examples: int, most: int) -> tuple[Sample, dict[str, Any]]:
+    """Some domains of at least ``LEAST`` examples and about equally many examples of each, by ``seed``.
+
+    An example of several domains is in the smallest. Also describes the domains, and what was not drawn.
+    """
     every = all_domains(data)
     if len(every) < 2:
         raise InputError(f"there is one domain, {every.names[0]!r}; at least two are required.")
-    distinct = every.examples()
-    overlapping = len(every.indices) - len(distinct)
-    domains = every.filter(assigning_entries(every)) if overlapping else every
+    domains = every.filter(assigning_entries(every))
     large = np.flatnonzero(domains.sizes >= LEAST)
     if len(large) < 2:
         raise InputError(
@@ -126,36 +192,30 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
         inputs, y = data.examples.evaluation().batch(index)[:2]
     y = torch.as_tensor(y).cpu()
     if y.ndim != 1:
-        raise InputError(
-            f"labels have shape {tuple(y.shape[1:])} each; there must be one number per example."
-        )
+        raise InputError(f"labels have shape {tuple(y.shape[1:])}; there must be one number per example.")
     x = features(inputs)
-    return Sample(
+    columns = {name: places for name, places in columns_of(data, inputs).items() if x[:, places].any()}
+    sample = Sample(
         x=x,
         labels=y.double().numpy() if data.classes is None else y.long().numpy(),
         classes=data.classes,
         domains=np.repeat(np.arange(len(picked)), taken),
         entities=np.arange(len(index)) if data.entities is None else data.entities[index],
-        columns=[column for column in columns_of(data, inputs) if x[:, list(column.features)].any()],
+        columns=columns,
         names=[domains.names[d] for d in picked],
-        sizes=[int(domains.sizes[d]) for d in picked],
         class_names=data.class_names,
-        about={
-            "too_small": {
-                domains.names[d]: int(domains.sizes[d]) for d in np.flatnonzero(domains.sizes < LEAST)
-            },
-            "not_drawn": len(large) - len(picked),
-            "examples_in_all": len(distinct),
-            "overlapping": overlapping,
-        },
     )
+    small = np.flatnonzero(domains.sizes < LEAST)
+    return sample, {
+        "domains": described_domains(sample, domains.sizes[picked].tolist()),
+        "too_small": {domains.names[d]: int(domains.sizes[d]) for d in small},
+        "not_drawn": len(large) - len(picked),
+        "examples_in_all": len(every.examples()),
+    }
 
 
 def features(x: Any) -> Array:
-    """Numbers as they are, pooled pixels, counts of tokens; standardised, and constant ones 0.
-
-    Tokens are counted by the remainder of their numbers, so that any vocabulary fits.
-    """
+    """Numbers as they are, pooled pixels, counts of tokens (by remainders); standardised, constant ones 0."""
     if isinstance(x, Mapping) and "input_ids" in x:
         ids, mask = x["input_ids"], x.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
@@ -173,23 +233,131 @@ def features(x: Any) -> Array:
     return np.asarray(np.where(scale > 1e-9, (found - found.mean(0)) / np.maximum(scale, 1e-9), 0.0))
 
 
-def columns_of(data: DomainData, x: Any) -> list[Column]:
-    """Which features columns became; those of arrays are numbered from 1."""
+def columns_of(data: DomainData, x: Any) -> dict[str, list[int]]:
+    """The features of each column; columns of arrays are numbered from 1."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] > COLUMNS:
-        return []
+        return {}
     if data.inputs.get("kind") != "table":
-        return [Column(f"feature {n + 1}", (n,)) for n in range(x.shape[1])]
-    found, start = list[Column](), 0
+        return {f"feature {n + 1}": [n] for n in range(x.shape[1])}
+    found, start = dict[str, list[int]](), 0
     for step in Encoder.from_dict(data.inputs).steps:
-        if isinstance(step, Category):
-            parts = [f"= {value}" for value in step.values] + ["= other"] * step.other
-        else:
-            missing = bool(getattr(step, "indicator", False))
-            plain = step.width - missing
-            parts = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing
-        found.append(Column(step.name, tuple(range(start, start + len(parts))), tuple(parts)))
-        start += len(parts)
+        found[step.name] = list(range(start, start + step.width))
+        start += step.width
     return found
+
+
+def described_domains(sample: Sample, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Size and labels of each domain: shares of classes, or mean and standard deviation."""
+    found = []
+    for d, (name, size) in enumerate(zip(sample.names, sizes, strict=True)):
+        values = sample.labels[sample.domains == d]
+        labels = {"mean": float(values.mean()), "sd": float(values.std(ddof=1))}
+        if sample.classes is not None:
+            labels = {_label(sample, c): float(np.mean(values == c)) for c in np.unique(sample.labels)}
+        entities = len(np.unique(sample.entities[sample.domains == d]))
+        found.append({"name": name, "size": size, "taken": len(values), "entities": entities})
+        found[-1]["labels"] = labels
+    return found
+
+
+def _label(sample: Sample, code: int) -> str:
+    return sample.class_names[code] if sample.class_names else str(code)
+
+
+def one_hot(codes: Array) -> Array:
+    return np.eye(int(codes.max()) + 1)[codes]
+
+
+# Permutations and models
+
+
+def permuted(domains: Array, units: Array, seed: Sequence[int], strata: Array | None = None) -> Array:
+    """Domains of rows (1 + permutations, n): as they are, then permuted among units (of the same stratum)."""
+    rng = np.random.default_rng(seed)
+    of_unit = np.zeros(units.max() + 1, np.int64)
+    of_unit[units] = domains
+    strata = np.zeros_like(of_unit) if strata is None else strata
+    order, mixed, found = np.argsort(strata, kind="stable"), np.empty_like(of_unit), [domains]
+    for _ in range(PERMUTATIONS):
+        mixed[order] = of_unit[np.lexsort((rng.random(len(of_unit)), strata))]
+        found.append(mixed[units])
+    return np.stack(found)
+
+
+def compared(name: str, values: Array, reported: Array | None = None) -> tuple[Test, Array]:
+    """A test by statistics (1 + times, each), of which the first were observed; and p of each, corrected.
+
+    ``reported`` is the statistic that is shown (default: the largest, standardised).
+    """
+    values = values.reshape(len(values), -1)
+    scale = values.std(0)
+    z = (values - values.mean(0)) / np.where(scale > 1e-12, scale, 1.0)
+    largest = z.max(1)
+    p = np.array([(1 + np.sum(largest[1:] >= observed - 1e-9)) / len(values) for observed in z[0]])
+    shown = largest if reported is None else reported
+    null = shown[1:]
+    return Test(name, float(shown[0]), float(null.mean()), float(null.std()), float(p.min())), p
+
+
+def reduced(x: Array, seed: int = 0) -> Array:
+    """x without constant features, or its principal components if it has more than ``WIDTH`` features."""
+    x = x[:, x.std(0) > 0]
+    if min(x.shape) <= WIDTH:
+        return x
+    x = PCA(WIDTH, random_state=seed % 2**32).fit_transform(x)
+    return np.asarray(x / max(float(x.std()), 1e-9))
+
+
+def smooth(x: Array, seed: int = 0, most: int = SMOOTH) -> Array:
+    """Features of which linear models are smooth in x: x itself and those of a Gaussian kernel."""
+    x = reduced(x, seed) if x.any() else np.zeros((len(x), 1))
+    kernel = Nystroem(gamma=0.5 / x.shape[1], n_components=min(most, len(x)), random_state=seed % 2**32)
+    found = np.hstack([x / np.sqrt(x.shape[1]), kernel.fit_transform(x)])
+    return np.asarray(found - found.mean(0))
+
+
+def linear_model(targets: Array, strength: float = 1.0) -> Any:
+    """Logistic regression for classes, ridge regression for a number; the stronger, the less regularized."""
+    return LogisticRegression(C=strength, max_iter=300) if targets.shape[1] > 1 else Ridge(1 / strength)
+
+
+def boosting(targets: Array, seed: int) -> Any:
+    from lightgbm import LGBMClassifier, LGBMRegressor
+
+    kind = LGBMClassifier if targets.shape[1] > 1 else LGBMRegressor
+    return kind(n_estimators=ROUNDS, num_leaves=15, random_state=seed % 2**31, n_jobs=1, verbose=-1)
+
+
+def cross_fitted(model: Any, x: Array, targets: Array, folds: Folds) -> Array:
+    """Predictions of each fold by the model fitted to the others."""
+    found, codes = np.zeros_like(targets), targets.argmax(1)
+    for train, test in folds:
+        if targets.shape[1] == 1:
+            found[test, 0] = clone(model).fit(x[train], targets[train, 0]).predict(x[test])
+        elif len(known := np.unique(codes[train])) == 1:
+            found[np.ix_(test, known)] = 1.0
+        else:
+            found[np.ix_(test, known)] = clone(model).fit(x[train], codes[train]).predict_proba(x[test])
+    return found
+
+
+def predicted(sample: Sample, targets: Array, folds: Folds, seed: int) -> Array:
+    """Targets predicted by models that were fitted to other entities: linear, smooth, or boosting.
+
+    That with the smallest error, if it is better than the mean by more than two standard errors. (A model
+    that has learned nothing adds noise that the rows of a fold share, and random signs do not see that.)
+    """
+    models = (
+        (linear_model(targets), sample.x),
+        (linear_model(targets, 10.0), smooth(sample.x, seed, WIDTH)),
+        (boosting(targets, seed), sample.x),
+    )
+    mean = np.broadcast_to(targets.mean(0), targets.shape)
+    found = [mean, *(cross_fitted(model, x, targets, folds) for model, x in models)]
+    errors = [((targets - guess) ** 2).sum(1) for guess in found]
+    best = min(range(len(errors)), key=lambda n: float(errors[n].sum()))
+    gain = mean_interval(errors[0] - errors[best], sample.entities)
+    return found[best if gain.mean > 2 * (gain.se or math.inf) else 0]
 
 
 # Tests
@@ -203,37 +371,101 @@ def shifts(sample: Sample, seed: int) -> tuple[list[Test], dict[str, Any]]:
     """
     folds, units, codes, x = sample.folds(seed), sample.units, one_hot(sample.codes), sample.x
     groupings = permuted(sample.domains, units, (seed, 1))
-    labels = tests.label_test(sample, groupings)
-    inputs = tests.domain_test("inputs", smooth(x, seed), groupings, folds)
-    most_frequent = (one_hot(units).T @ codes).argmax(1)  # the most frequent label of a unit
+    labels = label_test(sample, groupings)
+    inputs = domain_test("inputs", smooth(x, seed), groupings, folds)
+    most_frequent = (one_hot(units).T @ codes).argmax(1)  # the label of a unit
     joint = smooth(np.hstack([x, *(x * label[:, None] for label in codes.T)]), seed)
     within = permuted(sample.domains, units, (seed, 2), most_frequent)
-    within_labels = tests.domain_test("inputs within labels", joint, within, folds)
-    relation, relation_p, overlap = tests.relation_test(sample, folds, offsets=labels.p <= LEVEL, seed=seed)
+    within_labels = domain_test("inputs within labels", joint, within, folds)
+    relation, relation_p, overlap = relation_test(sample, folds, offsets=labels.p <= LEVEL, seed=seed)
     found = {"relation_p": relation_p, "overlap": overlap, "relation_tested": relation.deviation > 0}
     if not sample.columns:
         return [labels, inputs, within_labels, relation], found
-    columns, found["column_shares"], found["column_p"] = tests.column_test(sample, groupings)
+    columns, found["column_shares"], found["column_p"] = column_test(sample, groupings)
     return [labels, inputs, within_labels, columns, relation], found
 
 
-def described_domains(sample: Sample) -> list[dict[str, Any]]:
-    """Size and labels of each domain: shares of classes, or mean and standard deviation."""
-    found = []
-    for d, (name, size) in enumerate(zip(sample.names, sample.sizes, strict=True)):
-        values = sample.labels[sample.domains == d]
-        labels = {"mean": float(values.mean()), "sd": float(values.std(ddof=1))}
-        if sample.classes is not None:
-            labels = {_label(sample, c): float(np.mean(values == c)) for c in np.unique(sample.labels)}
-        entities = len(np.unique(sample.entities[sample.domains == d]))
-        found.append(
-            {"name": name, "size": size, "taken": len(values), "entities": entities, "labels": labels}
-        )
-    return found
+def label_test(sample: Sample, groupings: Array) -> Test:
+    """Do the shares of labels differ? By the mutual information of label and domain."""
+    joint = np.stack([one_hot(groups).T for groups in groupings]) @ one_hot(sample.codes) / len(sample.x)
+    values = rel_entr(joint, joint.sum(2, keepdims=True) * joint.sum(1, keepdims=True)).sum((1, 2))
+    return compared("labels", values, values)[0]
 
 
-def _label(sample: Sample, code: int) -> str:
-    return sample.class_names[code] if sample.class_names else str(code)
+def domain_test(name: str, features: Array, groupings: Array, folds: Folds) -> Test:
+    """Can the domain be predicted? By the balanced accuracy of a classifier, fitted anew for every grouping.
+
+    Ridge regression of indicators is linear in them, so all groupings are targets of one fit.
+    """
+    count = int(groupings[0].max()) + 1
+    member = groupings[:, :, None] == np.arange(count)
+    share = member.mean(1, keepdims=True)
+    targets = np.hstack(list((member - share) / share)).astype(np.float32)  # as if all were equally large
+    predictions, features = np.empty_like(targets), features.astype(np.float32)
+    for train, test in folds:
+        predictions[test] = Ridge(1.0).fit(features[train], targets[train]).predict(features[test])
+    guesses = predictions.reshape(len(features), -1, count).argmax(2).T
+    right = (guesses == groupings)[:, :, None] & member
+    accuracy = (right.sum(1) / member.sum(1)).mean(1)
+    return compared(name, accuracy, accuracy)[0]
+
+
+def column_test(sample: Sample, groupings: Array) -> tuple[Test, Array, Array]:
+    """Does a column differ? The test, and per column the share of its variance between domains and p.
+
+    Variances are those of ranks and of their distances from the middle, so that level and spread both count
+    and outliers do not.
+    """
+    level = rankdata(sample.x, axis=0)
+    values = np.stack([level, np.abs(level - level.mean(0))], 2).reshape(len(level), -1)
+    values = (values - values.mean(0)) / np.maximum(values.std(0), 1e-9)
+    shares = []
+    for groups in groupings:
+        member = one_hot(groups)
+        between = ((member.T @ values) ** 2 / member.sum(0)[:, None]).sum(0).reshape(-1, 2) / len(values)
+        each = [between[list(places)] for places in sample.columns.values()]
+        shares.append([[share.mean(), share.max()] for share in each])
+    mean, largest = np.moveaxis(np.array(shares), 2, 0)
+    test, p = compared("columns", mean, largest.max(1))
+    return test, largest[0], p
+
+
+def relation_test(sample: Sample, folds: Folds, *, offsets: bool, seed: int = 0) -> tuple[Test, Array, float]:
+    """Does the label depend on the domain, given the inputs? The test, p per column, and the overlap.
+
+    The overlap is the share of rows that lie where several domains do: 1 if x says nothing of the domain.
+    Where it is too small, nothing is tested, and the deviation under the null hypothesis is 0. With
+    ``offsets``, each domain has its own offset of log P̂(y | x), or of the number that is predicted.
+    """
+    member, x, count = one_hot(sample.domains), sample.x, len(sample.x)
+    entities = codes_of(sample.entities, count)
+    domain, share = predicted(sample, member, folds, seed), member.mean(0)
+    overlap = float(min(1.0, (domain * (1 - domain)).sum(1).mean() / (share * (1 - share)).sum()))
+    if overlap * (entities.max() + 1) < OVERLAPPING or not x.any():
+        return Test("relation", 0.0, 0.0, 0.0, 1.0), np.ones(len(sample.columns)), overlap
+    targets = sample.targets if sample.classes else rankdata(sample.labels)[:, None] / count - 0.5
+    label = predicted(sample, targets, folds, seed)
+    functions = smooth(x, seed, WIDTH)
+    functions /= np.sqrt((functions**2).sum(1).mean())
+    if offsets:
+        known = np.log(np.maximum(label, 1e-3)) if sample.classes else label
+        every, model = np.arange(count), linear_model(targets, 100.0)
+        label = cross_fitted(model, np.hstack([known, member]), targets, [(every, every)])
+    else:
+        functions = np.column_stack([np.ones(count), functions])
+    products = ((member - domain)[:, :, None] * (targets - label)[:, None, :]).reshape(count, -1)
+    signs = np.random.default_rng((seed, 3)).choice([-1.0, 1.0], (FLIPS, entities.max() + 1))
+    signs = np.vstack([np.ones(count), signs[:, entities]]).T.astype(np.float32)
+
+    def squares(phi: Array) -> Array:
+        sums = ((f[:, None] * products).T.astype(np.float32) @ signs for f in phi.T)
+        return np.sum([(total**2).sum(0) for total in sums], 0)
+
+    # A column's features without what the other columns say of them, by the inverse of the covariance.
+    slopes = x @ np.linalg.inv(x.T @ x / count + 0.01 * np.eye(x.shape[1]))
+    each = [functions, *(slopes[:, list(places)] for places in sample.columns.values())]
+    test, p = compared("relation", np.stack([squares(phi) for phi in each], 1))
+    return test, p[1:], overlap
 
 
 def described_columns(
@@ -245,20 +477,22 @@ def described_columns(
     targets = sample.labels[:, None] == classes if len(classes) else sample.targets
     domains = [sample.domains == d for d in range(len(sample.names))]
     certain = np.sqrt([max(len(np.unique(sample.entities[rows])) - 3, 0) for rows in domains])
-    for n, column in enumerate(sample.columns):
-        x = sample.x[:, list(column.features)]
+    for n, (name, places) in enumerate(sample.columns.items()):
+        x = sample.x[:, list(places)]
         correlations = np.array([_correlations(x[rows], targets[rows]) for rows in domains])
         feature, label = np.unravel_index(correlations.var(0).argmax(), correlations.shape[1:])
         cells = correlations[:, feature, label]  # where it varies most
         z = np.arctanh(np.clip(cells, -0.999999, 0.999999)) * certain
+        levels = np.array([x[rows].mean(0) for rows in domains])
+        place = int(np.abs(levels).max(1).argmax())
         changes = "relation" in significant and bool(found["relation_p"][n] <= LEVEL)
         result.append(
             {
-                "name": column.name,
+                "name": name,
                 "share": round(float(found["column_shares"][n]), 6),
                 "p": float(found["column_p"][n]),
                 "differs": "columns" in significant and bool(found["column_p"][n] <= LEVEL),
-                "how": _differs_most(x, domains, column, sample.names),
+                "most_different": sample.names[place],
                 "relation_p": float(found["relation_p"][n]),
                 "changes": changes,
                 "flips": changes and bool(z.max() > SURE and z.min() < -SURE),
@@ -276,16 +510,28 @@ def _correlations(x: Array, y: Array) -> Array:
     return np.divide(a.T @ b / len(a), scale, out=np.zeros_like(scale), where=scale > 1e-12)
 
 
-def _differs_most(x: Array, domains: Sequence[Array], column: Column, names: Sequence[str]) -> dict[str, Any]:
-    """The domain and the feature that differ most from the rest, in level or in spread (of |ln ratio|)."""
-    sides = [[x[rows], x[~rows]] for rows in domains]
-    level, spread = (np.array([[of(side, 0) for side in pair] for pair in sides]) for of in (np.mean, np.std))
-    ratio = np.diff(np.log(np.maximum(spread, 1e-3)), axis=1) / 2
-    sizes = np.abs(np.stack([np.diff(level, axis=1), ratio]))
-    measure, d, _, n = np.unravel_index(sizes.argmax(), sizes.shape)
-    here, elsewhere = (spread if measure else level)[d, :, n].round(6).tolist()
-    result = {"domain": names[d], "part": column.parts[n], "measure": ("mean", "sd")[measure]}
-    return result | {"here": here, "elsewhere": elsewhere}
+def gradient_agreement(sample: Sample, seed: int) -> tuple[Test, dict[str, Any]]:
+    """Do the domains' gradients of ERM at the start agree less than those of random groups?
+
+    The gradient of logistic and of ridge regression is (prediction − target) xᵀ, for smooth features x. The
+    test is by the mean cosine, each domain's mean cosine with the others and the lowest pair, corrected for
+    all: a mean over all pairs does not see a minority of reversed domains.
+    """
+    x, targets, matrices = smooth(sample.x, seed), sample.targets, []
+    error = (1 / targets.shape[1] if targets.shape[1] > 1 else 0.0) - targets
+    products = (error @ error.T) * (1 + x @ x.T)  # with the intercept
+    for groups in permuted(sample.domains, sample.units, (seed, 6)):
+        means = one_hot(groups).T / np.bincount(groups)[:, None]
+        inner = means @ products @ means.T
+        norms = np.sqrt(np.maximum(inner.diagonal(), 1e-30))
+        matrices.append(inner / np.outer(norms, norms))
+    matrix, count = np.stack(matrices), len(sample.names)
+    each = (matrix.sum(2) - 1) / (count - 1)
+    pairs = matrix[:, *np.triu_indices(count, 1)]
+    test, p = compared("gradients", -np.column_stack([each.mean(1), pairs.min(1), each]), each.min(1))
+    conflicting = [name for name, q in zip(sample.names, p[2:], strict=True) if q <= LEVEL]
+    found = {"matrix": matrix[0].round(6).tolist(), "mean": float(pairs[0].mean())}
+    return test, found | {"conflicting": conflicting}
 
 
 # ERM
@@ -302,12 +548,8 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
     fitted to either half of the entities differ by twice the standard error. (Half, for the differences by
     entity contain a part of it; ``benchmarks/simulate_intervals.py`` counts what the intervals cover.)
     """
-    domains, count = sample.domains, len(sample.names)
-    x, targets, entities = (
-        tests.reduced(sample.x, seed),
-        sample.targets,
-        codes_of(sample.entities, len(domains)),
-    )
+    domains, count, targets = sample.domains, len(sample.names), sample.targets
+    x, entities = reduced(sample.x, seed), codes_of(sample.entities, len(domains))
     random = permuted(domains, sample.units, (seed, 5))[1 : 1 + REPEATS]
 
     def scores(model: Any, groups: Array, fitted: Array) -> Array:
@@ -317,11 +559,10 @@ def generalization_gap(sample: Sample, seed: int) -> dict[str, Any]:
             others = fitted & ~np.isin(entities, entities[groups == d])
             train = others if others.any() else groups != d
             folds.append((np.flatnonzero(train), np.flatnonzero(groups == d)))
-        return _scores(tests.cross_fitted(model, x, targets, folds), targets)
+        return _scores(cross_fitted(model, x, targets, folds), targets)
 
     every, constant = np.full(len(x), True), _scores(np.broadcast_to(targets.mean(0), targets.shape), targets)
-    models = {"a linear model": tests.linear_model(targets)}
-    models |= {"gradient boosting": tests.boosting(targets, seed)}
+    models = {"a linear model": linear_model(targets), "gradient boosting": boosting(targets, seed)}
     first = {name: scores(model, random[0], every) for name, model in models.items()}
     best = max(first, key=lambda name: float(first[name].mean()))
     low = mean_interval(first[best] - constant, entities).low
@@ -362,25 +603,3 @@ def _scores(guess: Array, targets: Array) -> Array:
     if targets.shape[1] == 1:
         return np.asarray(1 - (targets - guess)[:, 0] ** 2)
     return (guess.argmax(1) == targets.argmax(1)).astype(np.float64)
-
-
-def gradient_agreement(sample: Sample, seed: int) -> tuple[list[Test], dict[str, Any]]:
-    """Cosines between the domains' gradients of ERM, at the start and after training on all examples.
-
-    The gradient of logistic and of ridge regression is (prediction − target) xᵀ, for smooth features x.
-    """
-    x, targets, names = smooth(sample.x, seed), sample.targets, sample.names
-    inner, everything = 1 + x @ x.T, np.arange(len(x))  # with the intercept
-    trained = tests.cross_fitted(tests.linear_model(targets), x, targets, [(everything, everything)])
-    start = np.full_like(targets, 1 / targets.shape[1] if targets.shape[1] > 1 else 0.0)
-    groupings, every, found = permuted(sample.domains, sample.units, (seed, 6)), [], {}
-    for when, guess in (("at the start", start), ("after training", trained)):
-        error = guess - targets
-        test, matrix, p = tests.agreement_test(f"gradients {when}", (error @ error.T) * inner, groupings)
-        every.append(test)
-        found[when] = {
-            "matrix": matrix.round(6).tolist(),
-            "mean": float(matrix[np.triu_indices(len(names), 1)].mean()),
-            "conflicting": [name for name, q in zip(names, p, strict=True) if q <= LEVEL],
-        }
-    return every, found

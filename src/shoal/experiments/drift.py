@@ -1,10 +1,4 @@
-"""How a new table differs from the columns that a model was trained on, column by column.
-
-Both are given as summaries (:mod:`shoal.data.tables.encode`): quantiles of numbers, shares of categories,
-the share that is missing. A column is flagged if the two differ by more than sampling explains
-(Kolmogorov–Smirnov for numbers, χ² for categories and for missing cells; p below 0.01 divided by the number
-of tests) and by enough to matter. Where rows belong to entities, all rows of one count as one in the tests.
-"""
+"""How a new table differs from the columns that a model was trained on, both given as summaries."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import kolmogorov, rel_entr
+from scipy.special import kolmogorov
 from scipy.stats import chi2_contingency, ks_2samp
 
 Array = NDArray[Any]
@@ -37,7 +31,6 @@ class ColumnDrift:
         column: name of the column.
         kind: kind of the column.
         missing: share of missing cells, in training and now.
-        psi: population stability index, over tenths of the training values or over categories.
         distance: largest difference of the distribution functions; of categories, the total variation.
         p: p-value of the distance.
         median: medians of numbers and dates, as text.
@@ -50,7 +43,6 @@ class ColumnDrift:
     column: str
     kind: str
     missing: tuple[float, float]
-    psi: float | None = None
     distance: float | None = None
     p: float | None = None
     median: tuple[str, str] | None = None
@@ -63,8 +55,7 @@ class ColumnDrift:
         """Return what is different, in words."""
         parts = []
         if "values" in self.flags and self.median is not None:
-            then, now = self.median
-            parts.append(f"median {then}, now {now}" if then != now else f"spread changed (median {then})")
+            parts.append(f"median {self.median[0]}, now {self.median[1]}")
         elif "values" in self.flags:
             parts.append("different category proportions")
         if self.new:
@@ -86,8 +77,10 @@ def column_drift(
 ) -> list[ColumnDrift]:
     """The drift of every column that ``training`` summarizes: flagged ones first, then by the difference.
 
+    A column is flagged if p is below ``LEVEL`` divided by the number of tests, and the difference matters.
+
     Args:
-        training: summaries of the training columns.
+        training: summaries of the training columns (:mod:`shoal.data.tables.encode`).
         new: those of the new table.
         unseen: counts of categories that are not in the training data, by column.
         unparsed: counts of cells that could not be read, by column.
@@ -100,30 +93,26 @@ def column_drift(
         then, now = training[name], new[name]
         missing, rows = (np.array([of[part] for of in (then, now)], float) for part in ("missing", "rows"))
         independent = rows * (entities or rows[1]) / rows[1]
-        values, counts, flags = dict[str, Any](), independent * (1 - missing), list[str]()
+        fields, counts, flags = dict[str, Any](), independent * (1 - missing), list[str]()
         if counts.min() > 0 and ("quantiles" in then or "shares" in then):
-            values = (_numbers if "quantiles" in then else _categories)(then, now, counts)
-            if values["p"] < level and values["distance"] >= SMALLEST:
+            fields = (_numbers if "quantiles" in then else _categories)(then, now, counts)
+            if fields["p"] < level and fields["distance"] >= SMALLEST:
                 flags.append("values")
         both = np.column_stack([missing, 1 - missing]) * independent[:, None]
         if abs(missing[1] - missing[0]) >= SMALLEST_MISSING and _same_shares(both) < level:
             flags.append("missing")
-        fields: dict[str, Any] = {"missing": (float(missing[0]), float(missing[1])), "flags": tuple(flags)}
+        fields |= {"missing": (float(missing[0]), float(missing[1])), "flags": tuple(flags)}
         fields["new_categories"] = dict(Counter(unseen.get(name, {})).most_common(10))
         fields["unparsed"] = sum(unparsed.get(name, {}).values())
-        found.append(ColumnDrift(name, str(then["kind"]), **fields, **values))
-
-    def order(one: ColumnDrift) -> tuple[Any, ...]:
-        return not one.flags, -max(one.distance or 0, abs(one.missing[1] - one.missing[0])), one.column
-
-    return sorted(found, key=order)
+        found.append(ColumnDrift(name, str(then["kind"]), **fields))
+    return sorted(found, key=lambda one: (not one.flags, -(one.distance or 0), one.column))
 
 
 def _categories(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
     shares = np.array([[summary["shares"].get(c, 0.0) for c in then["shares"]] for summary in (then, now)])
     shares = np.column_stack([shares, np.maximum(1 - shares.sum(1), 0)])  # the last: new categories
-    result = {"psi": stability(shares, counts), "p": _same_shares(shares * counts[:, None])}
-    return result | {"distance": float(np.abs(shares[1] - shares[0]).sum() / 2), "new": float(shares[1, -1])}
+    distance = float(np.abs(shares[1] - shares[0]).sum() / 2)
+    return {"distance": distance, "p": _same_shares(shares * counts[:, None]), "new": float(shares[1, -1])}
 
 
 def _numbers(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
@@ -131,8 +120,6 @@ def _numbers(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
     count, statistic = quantiles.shape[1], float(ks_2samp(*quantiles, method="asymp").statistic)
     distance = max(0.0, statistic - 1 / (count - 1))  # the resolution of the quantiles
     size = np.sqrt(counts.prod() / counts.sum())
-    edges = np.unique(quantiles[0][10:91:10])
-    tenths = [np.bincount(np.searchsorted(edges, q), minlength=len(edges) + 1) / count for q in quantiles]
 
     def shown(value: float) -> str:
         text = f"{value:.4g}"
@@ -142,7 +129,6 @@ def _numbers(then: Summary, now: Summary, counts: Array) -> dict[str, Any]:
         return text if known else f"{text}, outside the training range"
 
     return {
-        "psi": stability(np.array(tenths), counts),
         "distance": distance,
         "p": float(kolmogorov((size + 0.12 + 0.11 / size) * distance)),  # too large where values are tied
         "median": tuple(shown(float(q[count // 2])) for q in quantiles),
@@ -155,10 +141,3 @@ def _same_shares(table: Array) -> float:
     table = np.column_stack([table[:, ~rare], table[:, rare].sum(1)])
     table = table[:, table.sum(0) > 0]
     return float(chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
-
-
-def stability(shares: Array, rows: Array) -> float:
-    """The population stability index Σ (now − then) log(now / then); empty bins count as half a row."""
-    shares = np.maximum(shares, 0.5 / rows[:, None])
-    then, now = shares / shares.sum(1, keepdims=True)
-    return float((rel_entr(then, now) + rel_entr(now, then)).sum())

@@ -18,7 +18,7 @@ from typing import Any
 from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.progress import Progress, Runs
+from shoal.experiments.progress import Progress, State
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import check, run
 from shoal.experiments.store import Store
@@ -27,8 +27,6 @@ from shoal.training.stopping import Interrupted, Signals
 
 ATTEMPTS = 3
 """How often a run may take its process down with it."""
-Warnings = list[tuple[type[Warning], str]]
-"""Those of a run: their categories and messages."""
 
 
 class Lost(Exception):
@@ -89,50 +87,60 @@ def execute(
         Interrupted: Ctrl-C or SIGTERM.
     """
     missing, failed = store.missing(configs), dict[str, str]()
-    waiting, active, attempts = deque(missing), dict[Future[Warnings], RunConfig](), Counter[str]()
-    stopping = False
-    for config in missing:
-        check(config)
     if not missing:
         return Outcome(store.found(configs))
-    runs = Runs(configs, missing, store)
+    for config in missing:
+        check(config)
+    waiting, active, attempts = deque(missing), dict[Future[None], RunConfig](), Counter[str]()
+    running, total = dict[str, RunConfig](), len({c.identity for c in configs})
+    started, stopping = time.monotonic(), False
 
     def may_start() -> bool:
         late = until is not None and time.monotonic() > until and len(waiting) < len(missing)
         return bool(waiting) and not signals.asked and not late
 
-    def ended(config: RunConfig, caught: Warnings) -> None:
-        for category, message in caught:
-            warnings.warn(message, category, stacklevel=3)
+    def state() -> State:
+        """By the number of runs that have ended, and the steps of those that are running."""
+        shares = {config.describe(): store.fraction(config) for config in list(running.values())}
+        ended = len(missing) - len(waiting) - len(shares)
+        done, elapsed = ended + sum(shares.values()), time.monotonic() - started
+        names = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share)
+        note = f"{total - len(missing) + ended}/{total} runs: {names}"[:100].rstrip(": ")
+        known = ended or (done and elapsed > 60)  # the first steps are slow
+        seconds = elapsed * (len(missing) - done) / done if known else None
+        return (total - len(missing) + done) / total, seconds, note
+
+    def ended(config: RunConfig) -> None:
         elsewhere = f"a worker recorded it, but not in {store.folder}"
         record = store.read(config) or store.fail(config, elsewhere)
         if record.status == "failed":
             failed[config.identity] = record.error
             display.print(f"failed: {config.describe()}: {record.error}")
-        runs.add(record)
 
-    with Progress("runs", runs.state, progress) as display, Signals() as signals:
-        display.print(f"{len(missing)} of {runs.total} runs to do.")
+    with Progress("runs", state, progress) as display, Signals() as signals:
+        display.print(f"{len(missing)} of {total} runs to do.")
         try:
             with closing(_pool(engine, store, device, jobs, len(missing), options or {})) as pool:
                 while active or may_start():
                     while len(active) < pool.size and may_start():
                         config = waiting.popleft()
+                        running[config.identity] = config
                         active[pool.submit(config)] = config
                     if signals.asked and not stopping:
                         stopping = True
                         pool.stop()
                     for future in wait(active, 0.5, FIRST_COMPLETED).done:
                         config = active.pop(future)
+                        del running[config.identity]
                         try:
-                            ended(config, pool.result(future))
+                            pool.result(future)
                         except (Interrupted, Lost) as error:
                             attempts[config.identity] += 1
                             if signals.asked or attempts[config.identity] < ATTEMPTS:
                                 waiting.appendleft(config)
-                            else:
-                                store.fail(config, f"its process ended {ATTEMPTS} times ({error})")
-                                ended(config, [])
+                                continue
+                            store.fail(config, f"its process ended {ATTEMPTS} times ({error})")
+                        ended(config)
             if signals.asked and waiting:
                 raise KeyboardInterrupt
         except KeyboardInterrupt as stop:
@@ -155,37 +163,30 @@ def _pool(
     return LocalPool(store, device, options, count) if count > 1 else ThisProcess(store, device, options)
 
 
-def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> Warnings:
-    """Do a run and save its record, also if it fails; returns the warnings of the run.
-
-    The checkpoints of a run that fails stay: the next attempt resumes from them.
-    """
+def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> None:
+    """Do a run and save its record, also if it fails; the next attempt resumes from its checkpoints."""
 
     def report(step: int, note: str = "") -> None:
         with suppress(OSError):  # a full disk
             store.progress(config).write_text(str(step))
 
-    with Signals() as signals, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+    def pause() -> None:
+        if signals.asked:
+            raise Interrupted("it was stopped by a signal", signals.asked)
+        time.sleep(0.2)
 
-        def pause() -> None:
-            if signals.asked:
-                raise Interrupted("it was stopped by a signal", signals.asked)
-            time.sleep(0.2)
-
-        with store.lock(config, pause):
-            report(0)
-            with suppress(OSError), os.scandir(store.folder):
-                pass  # a network file system then asks its server what is in the folder
-            if store.find(config) is not None:  # a process was killed after it had saved the record
-                return []
-            how: dict[str, Any] = {"progress": report, "options": options, "weights": store.weights}
-            try:
-                store.save(run(config, device, store.workplace(config), **how))
-            except Exception as error:
-                line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                store.fail(config, line, "".join(traceback.format_exception(error)))
-    return list({(w.category, str(w.message)): None for w in caught})
+    with Signals() as signals, store.lock(config, pause):
+        report(0)
+        with suppress(OSError), os.scandir(store.folder):
+            pass  # a network file system then asks its server what is in the folder
+        if store.find(config) is not None:  # a process was killed after it had saved the record
+            return
+        how: dict[str, Any] = {"progress": report, "options": options, "weights": store.weights}
+        try:
+            store.save(run(config, device, store.workplace(config), **how))
+        except Exception as error:
+            line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            store.fail(config, line, "".join(traceback.format_exception(error)))
 
 
 class ThisProcess:
@@ -195,15 +196,16 @@ class ThisProcess:
         self.store = Store(store.folder.absolute(), weights=store.weights)
         self.device, self.options, self.size = device, options, size
 
-    def submit(self, config: RunConfig) -> Future[Warnings]:
+    def submit(self, config: RunConfig) -> Future[None]:
         """Start a run."""
-        future = Future[Warnings]()
-        future.set_result(run_one(config, self.store, self.device, self.options))
+        future = Future[None]()
+        run_one(config, self.store, self.device, self.options)
+        future.set_result(None)
         return future
 
-    def result(self, future: Future[Warnings]) -> Warnings:
-        """The warnings of a run that has ended; :class:`Lost` if its process has ended before."""
-        return future.result()
+    def result(self, future: Future[None]) -> None:
+        """Raises what ended a run; :class:`Lost` if its process has ended before."""
+        future.result()
 
     def stop(self) -> None:
         """Ask active runs to save their state and to end."""
@@ -221,9 +223,9 @@ class LocalPool(ThisProcess):
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
         devices = ["cpu"] if pick_device(device).type == "cpu" else _gpus(device)
         self.idle: list[tuple[str, Any]] = [(place, _process(place)) for place in (devices * size)[:size]]
-        self.active = dict[Future[Warnings], tuple[str, Any]]()
+        self.active = dict[Future[None], tuple[str, Any]]()
 
-    def submit(self, config: RunConfig) -> Future[Warnings]:
+    def submit(self, config: RunConfig) -> Future[None]:
         device, process = self.idle.pop()
         args = run_one, config, self.store, device, self.options
         try:
@@ -235,10 +237,10 @@ class LocalPool(ThisProcess):
         self.active[future] = device, process
         return future
 
-    def result(self, future: Future[Warnings]) -> Warnings:
+    def result(self, future: Future[None]) -> None:
         self.idle.append(self.active.pop(future))
         try:
-            return future.result()
+            future.result()
         except BrokenProcessPool as error:
             raise Lost((str(error).splitlines() or [""])[0]) from error
 
@@ -274,6 +276,7 @@ def _prepare_process(parent: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")  # whoever planned the runs has shown what there is to warn of
     threading.Thread(target=watch, daemon=True).start()
 
 

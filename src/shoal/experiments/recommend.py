@@ -44,7 +44,7 @@ LEVEL, POWER = 0.95, 0.8
 CHANCE, CHANCE_OF_MAJORITY = 0.1, 0.05
 """One-sided levels: for all rows of a table together, and against the majority class."""
 SHARES = ("accuracy", "AUC", "F1", "recall", "IoU", "precision", "match")
-"""How metrics between 0 and 1 end; intervals end there."""
+"""Endings of metrics between 0 and 1, where intervals end."""
 LEAST_DOMAINS, MOST_DOMAINS = 3, 1000
 """With fewer domains or folds there is neither an interval nor a recommendation; no more are suggested."""
 
@@ -121,35 +121,35 @@ def rounded(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] | None:
-    """The difference ``one`` − ``other`` in each domain, and its mean with an interval; ``None`` where a case
-    has no score. Of more seeds than the other row has, the first are used.
+def complexity(name: str) -> int:
+    """The place in :data:`COMPLEXITY`."""
+    return next((n for n, names in enumerate(COMPLEXITY) if name in names), len(COMPLEXITY))
+
+
+def over_domains(one: Row, other: Row) -> dict[str, Any] | None:
+    """The difference ``one`` − ``other`` in each domain, and its mean with a 95 % interval; ``None`` where a
+    case has no score. Of more seeds than the other row has, the first are used.
 
     ``low`` and ``high`` are ``None`` with fewer than three folds.
     """
-    seeds = min(len(scores["values"]) for row in (one, other) for scores in row["domains"].values())
-    means = [_domain_means(row, seeds) for row in (one, other)]
-    values = {n: a - b for n, a in means[0].items() if a is not None and (b := means[1].get(n)) is not None}
-    if not values or len(values) < len(means[0]):
+    seeds = min(len(domain["values"]) for row in (one, other) for domain in row["domains"].values())
+    first, second = _domain_means(one, seeds), _domain_means(other, seeds)
+    if not first.keys() <= second.keys() or None in (*first.values(), *second.values()):
         return None
-    interval = mean_interval([*values.values()], _folds(one), level)
-    few = len(set(_folds(one))) < LEAST_DOMAINS
-    ends = {name: None if few else getattr(interval, name) for name in ("low", "high", "se")}
-    return {"values": values, "mean": interval.mean, **ends, "level": level}
+    values = {name: a - second[name] for name, a in first.items()}  # type: ignore[operator]
+    interval, folds = mean_interval([*values.values()], _folds(one), LEVEL), len(set(_folds(one)))
+    ends = {name: getattr(interval, name) for name in ("low", "high", "se")}
+    ends = ends if folds >= LEAST_DOMAINS else dict.fromkeys(ends)
+    return {"values": values, "mean": interval.mean, **ends, "level": LEVEL}
 
 
 def _domain_means(row: Row, seeds: int | None = None) -> dict[str, float | None]:
-    every = {name: scores["values"][:seeds] for name, scores in row["domains"].items()}
+    every = {name: domain["values"][:seeds] for name, domain in row["domains"].items()}
     return {name: None if None in values else statistics.fmean(values) for name, values in every.items()}
 
 
 def _folds(row: Row) -> list[str]:
-    return [str(scores.get("fold", name)) for name, scores in row["domains"].items()]
-
-
-def complexity(name: str) -> int:
-    """The place in :data:`COMPLEXITY`."""
-    return next((n for n, names in enumerate(COMPLEXITY) if name in names), len(COMPLEXITY))
+    return [str(domain.get("fold", name)) for name, domain in row["domains"].items()]
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ class Scores:
             return np.ones(len(self.values), bool)
         return np.round((self.values - self.majority).mean(1), 12) > 0
 
-    def simplest_first(self) -> Array:
+    def simplest_first(self) -> list[int]:
         """Numbers of rows, of equally complex ones the better first."""
-        return np.lexsort((-np.round(self.values.mean(1), 12), self.complexity))
+        return [int(n) for n in np.lexsort((-np.round(self.values.mean(1), 12), self.complexity))]
 
 
 def choose(scores: Scores) -> int | None:
@@ -211,7 +211,7 @@ def choose(scores: Scores) -> int | None:
     beats = gap > scores.limit(scores.count) * se
     simpler = scores.complexity[:, None] < scores.complexity
     behind, useful = np.any((gap > 0) & simpler, axis=0), scores.useful()
-    order = [int(row) for row in scores.simplest_first() if useful[row]]
+    order = [row for row in scores.simplest_first() if useful[row]]
     if not order:
         return None
     first = order[0]
@@ -243,7 +243,7 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
         return None
     scores, sign = _scores(usable, rows, lower), -1.0 if lower else 1.0
     names, means, useful = [row["algorithm"] for row in usable], scores.values.mean(1), scores.useful()
-    order = sorted(map(int, scores.simplest_first()), key=lambda n: not useful[n])
+    order = sorted(scores.simplest_first(), key=lambda n: not useful[n])
     few = scores.count < LEAST_DOMAINS
     chosen = None if few else choose(scores)
     row = order[0] if chosen is None else chosen
@@ -254,40 +254,40 @@ def recommendation(rows: Sequence[Row], lower: bool) -> Recommendation | None:
 
     def difference(to: Row) -> Difference | None:
         found = over_domains(usable[row], to)
-        if found is None:
-            return None
-        return Difference(to["algorithm"], *(found[n] for n in ("mean", "low", "high")))
+        return found and Difference(to["algorithm"], found["mean"], found["low"], found["high"])  # type: ignore[return-value]
 
     gap, se = scores.differences()
-    near = [
-        n for n in order if n != row and useful[n] and gap[row, n] <= scores.limit(scores.count) * se[row, n]
-    ]
-    state: Any = "use"
+    limit, state = scores.limit(scores.count), "use"
     if scores.majority is not None:
-        constant = next(each for each in rows if each["algorithm"] == baselines.MAJORITY)
-        fields["majority"] = difference(constant)
+        fields["majority"] = difference(_constant(rows)[0])
         gain = mean_interval(scores.values[row] - scores.majority, scores.folds)
         needed = t_limit(1 - 2 * CHANCE_OF_MAJORITY, scores.count - 1) * (gain.se or 0.0)
-        state = state if rounded(gain.mean) > needed else "majority"
+        state = "use" if rounded(gain.mean) > needed else "majority"
     expected = sign * (float(means[row]) - _optimism(usable[row], rows, lower) / 2)
     share = str((usable[row].get("average") or {}).get("metric")).endswith(SHARES)
     lowest, highest = 0.0 if lower or share else -math.inf, 1.0 if share else math.inf
     for name, reach in zip(("mean", "new_domain"), _reaches(usable[row], scores, row), strict=True):
         fields[name] = max(expected - reach, lowest), min(expected + reach, highest)
-    if (other := _reference(names[row], rows)) is not None:
-        fields["reference"] = difference(other)
-    if others := [n for n in range(len(usable)) if n != row]:
-        best = max(others, key=lambda n: means[n])
+    others = [each for each in rows if each["algorithm"] != names[row] and not each["control"]]
+    if others:  # ERM; for ERM the simplest other one
+        erm = [each for each in others if each["algorithm"] == BASELINE]
+        fields["reference"] = difference(min(erm or others, key=lambda each: complexity(each["algorithm"])))
+    if rivals := [n for n in range(len(usable)) if n != row]:
+        best = max(rivals, key=lambda n: means[n])
         fields["alternative"] = difference(usable[best])
-        fields["detectable"] = scores.detectable(scores.count) * float(np.median(se[row, others])) or None
+        fields["detectable"] = scores.detectable(scores.count) * float(np.median(se[row, rivals])) or None
         fields["domains_needed"] = _domains_needed(scores, abs(gap[row, best]), se[row, best])
-    tied = [names[n] for n in near]
+    tied = [names[n] for n in order if n != row and useful[n] and gap[row, n] <= limit * se[row, n]]
     tied += [r["algorithm"] for r in rows if r.get("left") == "average" and not r["control"]]
     tied.sort(key=complexity)
     if state == "use" and tied and complexity(tied[0]) >= complexity(names[row]):
         state = "tied"
     recommended = None if state == "majority" else names[row]
-    return Recommendation(recommended, state, tied=tuple(tied), expected=expected, **fields)
+    return Recommendation(recommended, state, tied=tuple(tied), expected=expected, **fields)  # type: ignore[arg-type]
+
+
+def _constant(rows: Sequence[Row]) -> list[Row]:
+    return [r for r in rows if r["algorithm"] == baselines.MAJORITY and r["rank"] is not None]
 
 
 def _optimism(row: Row, rows: Sequence[Row], lower: bool) -> float:
@@ -296,13 +296,6 @@ def _optimism(row: Row, rows: Sequence[Row], lower: bool) -> float:
     seeds = min(len(domain["values"]) for r in every for domain in r["domains"].values())
     scores, number = _scores(every, rows, lower, seeds), every.index(row)
     return float(scores.values[number].mean() - cross_fitted(scores, number).mean())
-
-
-def _reference(name: str, rows: Sequence[Row]) -> Row | None:
-    """The row of ERM; for ERM the simplest other one."""
-    others = [row for row in rows if row["algorithm"] != name and not row["control"]]
-    erm = [row for row in others if row["algorithm"] == BASELINE]
-    return min(erm or others, key=lambda row: complexity(row["algorithm"]), default=None)
 
 
 def leaving(rows: Sequence[Row], lower: bool) -> dict[str, tuple[str, str]]:
@@ -343,7 +336,7 @@ def _scores(usable: Sequence[Row], rows: Sequence[Row], lower: bool, seeds: int 
     def values(row: Row) -> Array:
         return (-1.0 if lower else 1.0) * np.array([*_domain_means(row, seeds).values()], float)
 
-    constant = [values(r) for r in rows if r["algorithm"] == baselines.MAJORITY and r["rank"] is not None]
+    constant = [values(row) for row in _constant(rows)]
     names = [row["algorithm"] for row in usable]
     away = sum(bool(r.get("left")) and not r["control"] and r["algorithm"] not in names for r in rows)
     folds = _folds(usable[0])

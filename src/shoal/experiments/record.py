@@ -97,24 +97,17 @@ class RunRecord:
         return selection_score(self.scores["test"]) if "test" in self.scores else None
 
     def score(self, split: str, *, last: bool = False) -> float:
-        """Return the score by which steps and runs are selected; NaN where there is none.
+        """Return the score of a ``split`` by which steps and runs are selected; NaN where there is none.
 
-        It is the mean over the domains of a split, or the metric that was chosen for selection.
-
-        Args:
-            split: name of the split.
-            last: at the last step instead of the selected one.
+        It is the mean over domains, or the metric that was chosen; at the ``last`` step, or the selected one.
         """
         value = selection_score(self._scores(split, last))[1] if self.history else None
         return math.nan if value is None else value
 
     def measure(self, split: str, name: str, *, last: bool = False) -> float | None:
-        """Return a metric over all examples of a split, ``None`` if it is undefined.
+        """Return the metric called ``name`` of a ``split``, ``None`` if it is undefined.
 
-        Args:
-            split: name of the split.
-            name: name of the metric.
-            last: at the last step instead of the selected one.
+        It is that over all examples, at the ``last`` step or the selected one.
         """
         if not self.history:
             return None
@@ -133,11 +126,7 @@ class RunRecord:
         return result
 
     def curve(self, split: str) -> tuple[list[int], list[float | None]]:
-        """Return the numbers of minibatches and the scores of a split over the course of training.
-
-        Args:
-            split: name of the split.
-        """
+        """Return the numbers of minibatches and the scores of a ``split`` over the course of training."""
         points = [m for m in self.history if split in m["scores"]]
         return [m["passes"] for m in points], [selection_score(m["scores"][split])[1] for m in points]
 
@@ -147,14 +136,7 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> RunRecord:
-        """Create a record from plain data, as :meth:`to_dict` returns it.
-
-        Args:
-            content: the data.
-
-        Raises:
-            InputError: the data are not a record, or one of another version of Shoal.
-        """
+        """Create a record from the plain data (``content``) that :meth:`to_dict` returns."""
         version = content.get("schema") if isinstance(content, Mapping) else None
         if type(version) is int and version != SCHEMA:
             age, hint = ("a newer", "; update Shoal") if version > SCHEMA else ("an older", "")
@@ -189,15 +171,7 @@ def selection_score(scores: Mapping[str, Any]) -> tuple[str, float | None]:
 
 
 def read_record(path: Path, config: RunConfig | None = None) -> RunRecord:
-    """Read a record from a file.
-
-    Args:
-        path: record file.
-        config: expected configuration.
-
-    Raises:
-        InputError: the file is not a record, or that of another configuration or version of Shoal.
-    """
+    """Read the record in the file ``path``, which must be that of ``config``, if one is expected."""
     try:
         record = RunRecord.from_dict(read_json(path))
     except OSError as error:

@@ -77,6 +77,12 @@ class Store:
         """Return the path of the file with the current step of an active run."""
         return self.working / f"{config.identity}.progress"
 
+    def fraction(self, config: RunConfig) -> float:
+        """Return how far an active run is."""
+        with contextlib.suppress(OSError, ValueError):  # it has just started or ended
+            return min(1.0, int(self.progress(config).read_text()) / config.steps)
+        return 0.0
+
     def save(self, record: RunRecord) -> None:
         """Write a record, with predictions, and remove the working files of a run that did not fail.
 

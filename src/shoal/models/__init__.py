@@ -123,11 +123,6 @@ def maker(name: str) -> Callable[..., FeatureModel]:
         return partial(clip.build, name.removeprefix(clip.PREFIX))
     if language.known(name):  # timm has none of these, and takes seconds to say so
         return partial(language.build, name)
-    names = [*registry.names(), *language.NAMES]
-    try:
-        known = backbones.known(name)
-    except InputError as error:  # the cause before the list: most names are timm's
-        raise InputError(f"{error} Other models: {', '.join(names)}.") from error
-    if not known:
-        raise unknown_name("model", name, names)
+    if not backbones.known(name):
+        raise unknown_name("model", name, [*registry.names(), *language.NAMES])
     return partial(backbones.build, name)

@@ -72,27 +72,25 @@ def build(
         raise InputError(
             f"model 'clip:{name}' takes images (3, {side}, {side}), not {input_shape}; set size={side}."
         )
-    tokens = None
-    if zero_shot and pretrained and classes is not None:
-        tokens = _tokens(
-            name, config, class_names or [], [prompts] if isinstance(prompts, str) else prompts, classes
-        )
     if pretrained:
         model, _ = read_model(name, config)
     else:
         model = from_hub("model", name, lambda name, **_: transformers.AutoModel.from_config(config))
     features = Backbone(Tower(model), *NORMALIZATION[config.model_type], frozen=frozen)
     made = with_head(name, features, input_shape, classes, dropout)
-    if tokens is not None:
-        head: Any = made.head[-1] if isinstance(made.head, nn.Sequential) else made.head
-        _start(name, head, model, tokens)
     if pretrained:
         made.weights = f"{name} of transformers {transformers.__version__}"
+        if zero_shot and classes is not None:
+            head: Any = made.head[-1] if isinstance(made.head, nn.Sequential) else made.head
+            templates = [prompts] if isinstance(prompts, str) else prompts
+            with torch.no_grad():
+                head.weight.copy_(_zero_shot(name, model, class_names or [], templates, classes))
+                head.bias.fill_(float(getattr(model, "logit_bias", torch.zeros(1))))
     return made
 
 
-def _tokens(name: str, config: Any, classes: Sequence[str], prompts: Sequence[str], count: int) -> list[Any]:
-    """The tokens of the prompts of each class."""
+def _zero_shot(name: str, model: Any, classes: Sequence[str], prompts: Sequence[str], count: int) -> Tensor:
+    """The weights of the zero-shot classifier, (classes, features)."""
     if len(classes) != count:
         raise InputError(
             f"model 'clip:{name}' needs class_names, one for each of {count} classes, for its prompts; got "
@@ -100,34 +98,25 @@ def _tokens(name: str, config: Any, classes: Sequence[str], prompts: Sequence[st
         )
     if not prompts or any("{}" not in template for template in prompts):
         raise InputError(f"prompts must be templates with {{}} for the class, got {list(prompts)}.")
-    tokenizer, length = load_tokenizer(name), config.text_config.max_position_embeddings
+    tokenizer, length = load_tokenizer(name), model.config.text_config.max_position_embeddings
     options = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
-    found, known = list[Any](), dict[Any, str]()
+    rows, known = list[Tensor](), dict[Any, str]()
     for each in classes:
         texts = [template.replace("{}", each.strip()) for template in prompts]
-        found.append(tokenizer(texts, **options))
-        first = tuple(found[-1]["input_ids"][0].tolist())
-        if first in known:
+        tokens = tokenizer(texts, **options)
+        if (first := tuple(tokens["input_ids"][0].tolist())) in known:
             equal = f"the classes {known[first]!r} and {each!r} give equal prompts"
             raise InputError(f"{equal} for its tokenizer, {texts[0]!r}; rename one.")
         known[first] = each
-    return found
-
-
-@torch.no_grad()
-def _start(name: str, head: nn.Linear, model: Any, tokens: list[Any]) -> None:
-    """The zero-shot classifier as the head's weights."""
-    for row, own in enumerate(tokens):
         try:
-            found = model.get_text_features(
-                **{k: own[k] for k in ("input_ids", "attention_mask") if k in own}
-            )
+            names = [key for key in ("input_ids", "attention_mask") if key in tokens]
+            found = model.get_text_features(**{key: tokens[key] for key in names})
         except IndexError as error:
             why = "the tokenizer gives tokens that the text tower does not have"
             raise InputError(f"model 'clip:{name}': {why}; they do not belong together.") from error
         embedded = found if isinstance(found, Tensor) else found.pooler_output
-        head.weight[row] = model.logit_scale.exp() * normalize(normalize(embedded).mean(0), dim=0)
-    head.bias.fill_(float(getattr(model, "logit_bias", torch.zeros(1))))
+        rows.append(model.logit_scale.exp() * normalize(normalize(embedded).mean(0), dim=0))
+    return torch.stack(rows)
 
 
 class Tower(nn.Module):

@@ -136,58 +136,41 @@ def domains(result: Result, first: str) -> Chart:
 
 Curves = dict[str, list[dict[int, float]]]
 """The runs of each curve: values by step."""
-DASHED = "validation"
+SPLITS = {"test": "held-out domains", "validation": "validation"}
 AGREEMENT = {"mean_cosine": "mean cosine of gradients", "sign_agreement": "sign agreement of gradients"}
 
 
-def curves(lines: Curves, metric: str | None, title: str, y: Axis | None = None) -> Chart:
+def curves(lines: Curves, metric: str | None, title: str) -> Chart:
     """A curve for each name: the mean over its runs, at the steps that all of them have."""
     scale, name_of_unit = unit(metric)
     means = {}
     for name, runs in list(lines.items())[:COLOURS]:
         steps = [step for step in runs[0] if all(step in run for run in runs)]
         means[name] = {step: scale * statistics.fmean(run[step] for run in runs) for step in steps}
-    y = y or Axis.over(v for curve in means.values() for v in curve.values())
+    y = Axis.over(v for curve in means.values() for v in curve.values())
     x, drawn = Axis(0, max([1, *(step for curve in means.values() for step in curve)])), []
     for n, (name, curve) in enumerate(means.items()):
         points = " ".join(f"{x.at(step):g},{100 - y.at(value):g}" for step, value in curve.items())
-        drawn.append({"name": name, "look": "dashed" if name == DASHED else f"c{n}", "points": points})
+        drawn.append({"name": name, "look": "dashed" if name == "validation" else f"c{n}", "points": points})
     return {"title": title, "unit": name_of_unit if metric else "", "x": x, "y": y, "lines": drawn}
 
 
 def learning_curves(panels: Mapping[str, Sequence[RunRecord]]) -> list[Chart]:
-    """Scores by step, a panel for each name: held-out domains and, dashed, validation.
-
-    Many held-out domains are one curve. Panels share a scale if all scores are between 0 and 1.
-    """
-    found = {name: _lines([r for r in records if len(r.history) > 1]) for name, records in panels.items()}
-    runs = [run for _, lines in found.values() for curve in lines.values() for run in curve]
-    values = [value for run in runs for value in run.values()]
-    shared = bool(values) and 0 <= min(values) <= max(values) <= 1
-    return [
-        curves(lines, metric, name, Axis.over(unit(metric)[0] * v for v in values) if shared else None)
-        for name, (metric, lines) in found.items()
-        if lines
-    ]
-
-
-def _lines(records: Sequence[RunRecord]) -> tuple[str | None, Curves]:
-    """The metric that selects, and its values by step on held-out domains and on validation."""
-    names = {name for r in records for name in r.history[-1]["scores"].get("test", {}).get("domains", ())}
-    lines, metric = Curves(), None
-    for record in records:
-        for split in ("test", "validation"):
-            points, label = dict[int, float](), DASHED
-            for measured in (m for m in record.history if split in m["scores"]):
-                metric, value = selection_score(measured["scores"][split])
-                if value is not None and math.isfinite(value):
-                    points[measured["step"]] = value
-            if split == "test" and points:
-                held_out = list(record.history[-1]["scores"]["test"]["domains"])
-                label = held_out[0] if len(held_out) == 1 and len(names) < COLOURS else "held-out domains"
-            if points:
-                lines.setdefault(label, []).append(points)
-    return metric, {name: lines[name] for name in sorted(lines, key=lambda n: (n == DASHED, n))}
+    """Scores by step, a panel for each name: held-out domains and, dashed, validation."""
+    made = []
+    for panel, records in panels.items():
+        lines, metric = Curves(), None
+        for split, label in SPLITS.items():
+            for record in (each for each in records if len(each.history) > 1):
+                measured = [(m["step"], m["scores"][split]) for m in record.history if split in m["scores"]]
+                scores = {step: selection_score(found) for step, found in measured}
+                points = {step: v for step, (_, v) in scores.items() if v is not None and math.isfinite(v)}
+                if points:
+                    metric = next(iter(scores.values()))[0]
+                    lines.setdefault(label, []).append(points)
+        if lines:
+            made.append(curves(lines, metric, panel))
+    return made
 
 
 def agreement(panels: Mapping[str, Sequence[RunRecord]]) -> tuple[list[Chart], list[Chart]]:
@@ -197,8 +180,9 @@ def agreement(panels: Mapping[str, Sequence[RunRecord]]) -> tuple[list[Chart], l
         lines = Curves()
         for name, records in panels.items():
             runs = [{p["step"]: p[key] for p in r.agreement if p.get(key) is not None} for r in records]
-            lines[name] = [run for run in runs if run]
-        if lines := {name: runs for name, runs in lines.items() if runs}:
+            if runs := [run for run in runs if run]:
+                lines[name] = runs
+        if lines:
             made.append(curves(lines, None, title))
     for name, records in panels.items():
         for seed, point in [(r.config.seed, p) for r in records for p in r.agreement if p.get("matrix")][-1:]:

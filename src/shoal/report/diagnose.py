@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,26 +16,19 @@ LARGE = {"classification": 0.02, "regression": 0.05}
 """A smaller generalization gap is negligible: of the accuracy, or of R²."""
 SHOWN = 10
 """Classes and columns in a table."""
-OVERLAP = 0.1
-"""Below this share of overlapping examples, little can be said of the relation."""
-WHEN = ("at the start", "after training")
 TESTS = {
     "labels": "label shift",
     "inputs": "input shift",
     "inputs within labels": "input shift given the label",
     "columns": "shift in a single column",
     "relation": "change in P(label | inputs)",
-    "gradients at the start": "conflicting gradients at the start",
-    "gradients after training": "conflicting gradients after training",
+    "gradients": "conflicting gradients",
 }
 KINDS = {
     "labels": "label shift",
     "inputs": "input shift",
     "relation": "a change in the relation between inputs and labels",
 }
-
-
-# What was found
 
 
 def kinds(result: Result) -> list[str]:
@@ -113,20 +107,16 @@ def _tests(result: Result) -> Table:
 
 def _columns(result: Result) -> Table:
     columns = named(result, "changes") + [c for c in named(result, "differs") if not c["changes"]]
-    forms = {"sd": "spread {:.2f} SD", "mean": "mean {:+.2f} SD"}
-    titles = ["variance between domains %", "p", "most different", "relation to the label", "p "]
+    titles = ["variance between domains %", "p", "most different in", "relation to the label", "p "]
     found = Table(["column", *titles])
     for c in columns[:SHOWN]:
-        how, relation = c["how"], "no change detected"
-        here, elsewhere = (forms[how["measure"]].format(how[side]) for side in ("here", "elsewhere"))
-        part = f"{how['part']} " if how["part"] else ""
-        most = f"{how['domain']}: {part}{here}, elsewhere {elsewhere.partition(' ')[2]}"
+        relation = "no change detected"
         if c["changes"]:  # in the two domains where the correlation is lowest and highest
             each, label = c["correlations"], f" with label {c['label']}" if c["label"] else ""
             ends = [f"{each[d]:+.2f} in {d}" for d in (min(each, key=each.get), max(each, key=each.get))]
             relation = f"{'flips' if c['flips'] else 'changes'}: correlation{label} {', '.join(ends)}"
-        numbers = (f"{100 * c['share']:.1f}", f"{c['p']:.3f}")
-        found.add(c["name"], *numbers, most, relation, f"{c['relation_p']:.3f}")
+        cells = (f"{100 * c['share']:.1f}", f"{c['p']:.3f}", c["most_different"], relation)
+        found.add(c["name"], *cells, f"{c['relation_p']:.3f}")
     return found
 
 
@@ -142,22 +132,20 @@ def _gaps(result: Result) -> Table:
 # Conclusions
 
 
-def reading(result: Result, command: str = "shoal compare DATA", without: str = "") -> list[str]:
+def reading(result: Result, command: str = "shoal compare DATA") -> list[str]:
     """What the numbers say, and what to try.
 
-    ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`.
+    ``command`` compares algorithms on these data.
     """
-    conflicts = [when for when in WHEN if f"gradients {when}" in result["significant"]]
+    gradients, conflict = result["gradients"], "gradients" in result["significant"]
     lines = [*_of_shifts(result), _of_gap(result)]
-    for when in conflicts:
-        found = result["gradients"][when]
-        domains, mean = _quoted(found["conflicting"]) or "no particular domain", f"{found['mean']:.2f}"
-        lines.append(f"Gradients {when} agree less than by chance (mean cosine {mean}), in: {domains}.")
-    if not conflicts:
-        lines.append("Gradients of the domains agree no less than those of random groups.")
-    lines.append(f"Suggestion: {_advice(result, command, conflicts)}")
+    lines.append("Gradients of the domains agree no less than those of random groups.")
+    if conflict:
+        domains = _quoted(gradients["conflicting"]) or "no particular domain"
+        lines[-1] = f"Gradients conflict (mean cosine {gradients['mean']:.2f}), in: {domains}."
+    lines.append(f"Suggestion: {_advice(result, command, conflict)}")
     if (names := to_drop(result)) and len(names) < len(result["columns"]):
-        how = f": {without}" if without and result["table"] else ""
+        how = f": {command} --drop {shlex.join(names)}" if result["table"] else ""
         lines.append(f"Also compare without {_quoted(names)}{how}")
     return [clean(line) for line in (*lines, *_limits(result))]
 
@@ -178,19 +166,9 @@ def _of_shifts(result: Result) -> list[str]:
         lines = [f"Inconclusive: no shift was detected, but {few}, so only large shifts could be."]
     else:
         lines = ["No shift was detected. A small one cannot be excluded."]
-    if {"labels", "inputs within labels"} <= significant:
-        lines.append(
-            "Among examples of one label, inputs differ as well: label shift does not explain it all."
-        )
-    elif "labels" in significant:
-        same = "Among examples of one label, inputs do not differ significantly"
-        lines.append(f"{same}: label shift may explain it all.")
-    relation, overlap = "P(label | inputs) changes", f"about {effects['overlap']:.0%}"
     if not effects["relation_tested"]:
-        few = f"too few entities lie where several domains do ({overlap})"
-        lines.append(f"It is inconclusive whether {relation}: {few}.")
-    elif effects["overlap"] < OVERLAP:
-        lines.append(f"It is hard to detect whether {relation}: domains hardly overlap ({overlap}).")
+        few = f"too few entities lie where several domains do (about {effects['overlap']:.0%})"
+        lines.append(f"It is inconclusive whether P(label | inputs) changes: {few}.")
     if names := [c["name"] for c in named(result, "differs")]:
         lines.append(f"Columns that differ most between domains: {_quoted(names)}.")
     if "relation" in found and (names := [c["name"] for c in named(result, "changes")]):
@@ -220,15 +198,12 @@ def _of_gap(result: Result) -> str:
     )
 
 
-def _advice(result: Result, command: str, conflicts: Sequence[str]) -> str:
+def _advice(result: Result, command: str, conflict: bool) -> str:
     found, average, large = kinds(result), result["average"], LARGE[result["task"]]
     if found == ["labels"]:
-        known = "recalibrate the predictions on the new domain"
-        if result["task"] == "classification":
-            known = "rescale the probabilities to the class proportions of the new domain"
         return (
-            f"only label shift was detected, so {known}. Domain generalization does not address label shift. "
-            f"To check ERM: {command} --algorithms erm"
+            "only label shift was detected, which domain generalization does not address; recalibrate the "
+            f"predictions to the labels of the new domain. To check ERM: {command} --algorithms erm"
         )
     if average is None:
         return f"whether a model would be worse in a new domain is unknown until one has learned: {command}"
@@ -240,19 +215,15 @@ def _advice(result: Result, command: str, conflicts: Sequence[str]) -> str:
             size = "a negligible generalization gap"
         return f"use ERM, with {size}: {_span(result, average)}. To check: {command}"
     how, algorithms = "no gradient conflict was detected", "erm coral vrex groupdro"
-    if conflicts:
-        how = f"gradients conflict {' and '.join(conflicts)}"
-        algorithms = "erm fish fish:regrouped vrex coral"
+    if conflict:
+        how, algorithms = "gradients conflict", "erm fish fish:regrouped vrex coral"
     text = (
         f"the generalization gap is {_span(result, average)} and {how}, so compare: {command} --algorithms "
         f"{algorithms}. On most shifts no algorithm is reliably better than ERM "
         "(docs/evidence/comparisons.md)."
     )
     if "relation" in found:
-        text += (
-            " If P(label | inputs) itself changes, no method can predict what it will be in a new domain; "
-            "look for the cause, such as a different instrument or label definition."
-        )
+        text += " If P(label | inputs) itself changes, no method can predict it; look for the cause."
     return text
 
 
@@ -262,25 +233,23 @@ def _limits(result: Result) -> list[str]:
     whole = f" of {result['entities']:,} entities" if result["entities"] is not None else ""
     lines = [
         f"Sampled: {result['examples']:,} of {result['examples_in_all']:,} examples{whole} in "
-        f"{len(result['domains'])} domains, from all splits. p-values, from {settings['permutations']} "
-        f"permutations of the domains, are corrected for {len(result['tests'])} tests (Holm): without any "
-        f"shift, at most {settings['level']:.0%} of diagnoses report one."
+        f"{len(result['domains'])} domains, from all splits. p-values are corrected for "
+        f"{len(result['tests'])} tests (Holm): without any shift, at most {settings['level']:.0%} of "
+        "diagnoses report one."
     ]
     if result["not_drawn"]:
         lines.append(f"{result['not_drawn']:,} more domains were not sampled; another seed samples others.")
     if small:
         names = listed([f"{name} ({size})" for name, size in small.items()])
         lines.append(f"Too small to test (fewer than {settings['least']} examples): {names}.")
-    if result["overlapping"]:
-        lines.append("Examples that belong to several domains are counted in the smallest.")
     return lines
 
 
-def text(result: Result, command: str = "shoal compare DATA", without: str = "") -> str:
+def text(result: Result, command: str = "shoal compare DATA") -> str:
     """Tables and reading for a terminal."""
     how: Any = {"break_long_words": False, "break_on_hyphens": False}
     lines = [
         textwrap.fill(line, 100, initial_indent="- ", subsequent_indent="  ", **how)
-        for line in reading(result, command, without)
+        for line in reading(result, command)
     ]
     return "\n".join(["\n\n".join(table.text() for table in tables(result)), "", *lines])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,18 +31,10 @@ def table(importance: Mapping[str, Any]) -> Table:
     return found
 
 
-def calibration(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The calibration in ``inputs.json`` as a sentence and a table."""
-    before, after = result["before"], result["after"]
-    text = (
+def calibration(result: Mapping[str, Any]) -> str:
+    """The calibration in ``inputs.json`` as a sentence."""
+    return (
         f"Temperature {result['temperature']:.3g}, fitted on {result['count']:,} examples ({result['on']}). "
-        f"Expected calibration error on them: {before['ece']:.3f} before, {after['ece']:.3f} after."
+        f"Expected calibration error on them: {result['before']['ece']:.3f} before, "
+        f"{result['after']['ece']:.3f} after."
     )
-    columns = [f"{what}, {when}" for when in ("before", "after") for what in ("n", "mean", "correct")]
-    found = Table(["confidence", *columns])
-    for n, (low, high) in enumerate(itertools.pairwise(before["edges"])):
-        cells = [each[what][n] for each in (before, after) for what in ("counts", "confidence", "accuracy")]
-        if cells[0] or cells[3]:
-            shown = (c if isinstance(c, int) else "–" if c is None else f"{c:.1%}" for c in cells)
-            found.add(f"{low:.0%} to {high:.0%}", *shown)
-    return {"text": text, "table": found}

@@ -115,13 +115,13 @@ def diagnosis_page(found: Result, columns: Result | None = None, notes: Sequence
     """The page of a diagnosis, from its plain data."""
     lines = found.get("reading") or diagnose.reading(found)
     names = [domain["name"] for domain in found["domains"]]
-    cosines = found["gradients"]["after training"]["matrix"]
+    cosines = found["gradients"]["matrix"]
     parts: dict[str, Any] = {
         "lead": lines[:1],
         "reading": lines[1:],
         "tables": [("", table) for table in diagnose.tables(found)],
         "matrices": [
-            {"title": "Cosines of gradients after training", "names": names, "rows": cosines},
+            {"title": "Cosines of gradients", "names": names, "rows": cosines},
         ],
     }
     if found["average"]:

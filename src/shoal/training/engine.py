@@ -88,7 +88,7 @@ class Engine:
                 features = model.features(batch.x)
                 output = model.head(features)
             else:
-                algorithm.extractor.attach()  # also before and after a training
+                algorithm.extractor.attach()  # until the training ends
                 output = call(model, batch.x)
                 features = algorithm.extractor.take()
         if features is not None:

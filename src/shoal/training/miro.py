@@ -52,18 +52,16 @@ class Miro(nn.Module):
         # Of a FeatureModel only the features are called for some algorithms. In a tuple: not a part of this.
         inside = "features" if isinstance(model, FeatureModel) else ""
         self._trained = (model.get_submodule(inside),)
-        found = {n.removeprefix(inside).lstrip("."): z for n, z in _layer_outputs(model, head, x).items()}
+        found = _layer_outputs(model, head, x)
         if not found:
-            raise InputError(
-                f"miro={weight:g} compares the features of layers, and {type(model).__name__} has none below "
-                "its head."
-            )
-        names, count = list(found), min(LAYERS, len(found))
-        self.names = [names[round(i * (len(names) - 1) / max(1, count - 1))] for i in range(count)]
+            raise InputError(f"miro={weight:g}: {type(model).__name__} has no layers below its head.")
+        every, count = list(found), min(LAYERS, len(found))
+        names = [every[round(i * (len(every) - 1) / max(1, count - 1))] for i in range(count)]
+        self.names = [name.removeprefix(inside).lstrip(".") for name in names]
         self.pretrained = copy.deepcopy(self._trained[0]).requires_grad_(False).eval()
         begin, like = math.log(math.expm1(FIRST - LEAST)), next(model.parameters())
         self.variances = nn.ParameterList(
-            torch.full(_channels(found[n]), begin, device=like.device, dtype=like.dtype) for n in self.names
+            torch.full(_channels(found[name]), begin, device=like.device, dtype=like.dtype) for name in names
         )
         self._found: list[tuple[int, Tensor]] = []
         self._collects = False
@@ -78,16 +76,14 @@ class Miro(nn.Module):
         """Gives the variances their learning rate, in a group of parameters of their own."""
         own, groups = set(self.variances), list[dict[str, Any]]()
         for group in optimizer.param_groups:
-            mine = [p for p in group["params"] if p in own]
-            rest = [p for p in group["params"] if p not in own]
-            groups += [{**group, "params": rest}] if rest else []
-            groups += [{**group, "params": mine, "lr": RATE * group["lr"]}] if mine else []
+            parts = [[p for p in group["params"] if (p in own) == mine] for mine in (False, True)]
+            rates = group["lr"], RATE * group["lr"]
+            groups += [{**group, "params": p, "lr": lr} for p, lr in zip(parts, rates, strict=True) if p]
         optimizer.param_groups = groups
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Hooks are attached to the model while it trains, and to no copy of it."""
-        trained = self._trained[0]
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._collects:
@@ -98,8 +94,8 @@ class Miro(nn.Module):
                 self._found.append((len(found[self.names[0]]), torch.stack(parts).sum()))
             found.clear()
 
-        hook = trained.register_forward_hook(after, with_kwargs=True)
-        with hook, _outputs(trained, self.names) as found:
+        trained = self._trained[0]
+        with trained.register_forward_hook(after, with_kwargs=True), _outputs(trained, self.names) as found:
             yield
 
     @contextmanager
@@ -113,9 +109,9 @@ class Miro(nn.Module):
 
     def take(self) -> Tensor:
         """The penalty of the passes that were collected: the mean over examples, times λ."""
-        found, self._found = self._found, []
-        if not found:
+        if not self._found:
             raise InputError("miro: no forward pass of the layers was recorded; do not compile the model.")
+        found, self._found = self._found, []
         total = sum(size for size, _ in found)
         return self.weight * torch.stack([value * (size / total) for size, value in found]).sum()
 
@@ -123,8 +119,7 @@ class Miro(nn.Module):
 def _layer_outputs(model: nn.Module, head: nn.Module, x: Any) -> dict[str, Tensor]:
     """What each layer below the head returns: its last part whose output is not pooled, or the last."""
     layers = find_layers(model, head).layers
-    every = [name for layer in layers for name in layer]
-    with torch.no_grad(), evaluating(model), _outputs(model, every) as found:
+    with torch.no_grad(), evaluating(model), _outputs(model, [n for layer in layers for n in layer]) as found:
         call(model, x)
     chosen = []
     for layer in layers:

@@ -7,8 +7,8 @@ training itself, and again both on all data.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -83,16 +83,7 @@ def find_recipe(name: Any) -> Recipe | None:
 
 
 class Job:
-    """All stages of a training. Their options are checked when it is made, before any step.
-
-    Args:
-        algorithm: name or class of the algorithm.
-        model: model to train, in place.
-        data: examples and splits.
-        options: complete options.
-        label: name of the run in messages.
-        processes: the processes that train together.
-    """
+    """All stages of a training. Their options are checked when it is made, before any step."""
 
     def __init__(
         self,
@@ -108,12 +99,6 @@ class Job:
         self.setup = Setup(algorithm, model, data, options, label, processes=processes)
         self.trainer = Trainer(self.setup)
         self.warm = _warm_start(self.setup, "warm start")
-        if options["wise_ft"] is not None and self.warm is None and self.setup.processes.main:
-            warnings.warn(
-                "wise_ft interpolates with the weights at the start. If the head is randomly initialised, "
-                "train it first with warm_start='head'.",
-                stacklevel=4,
-            )
         self.retraining: Trainer | None = None
         self.seconds = 0.0
 
@@ -184,11 +169,9 @@ class Job:
 
 def _run(trainer: Trainer | None, folder: RunFolder | None) -> None:
     """A stage, in a folder of its own; one that is over returns at once."""
-    if trainer is not None and folder is not None:
-        with folder.stage(trainer.setup.stage) as own:
+    if trainer is not None:
+        with nullcontext() if folder is None else folder.stage(trainer.setup.stage) as own:
             trainer.run(own)
-    elif trainer is not None:
-        trainer.run()
 
 
 def _warm_start(setup: Setup, stage: str) -> Trainer | None:
@@ -201,61 +184,46 @@ def _warm_start(setup: Setup, stage: str) -> Trainer | None:
     if start is None:
         return None
     kind, _, number = start.partition(":") if isinstance(start, str) else ("", "", "")
-    one_pass = max(1, -(-len(setup.data.splits["train"].examples()) // options["batch_size"]))
+    one_pass = -(-len(setup.data.splits["train"].examples()) // options["batch_size"])
     off = ("warm_start", "schedule", "average", "wise_ft", "miro", "l2_sp", "track_every", "patience")
     changes: dict[str, Any] = dict.fromkeys(off) | {"retrain": False, "track_after": False, "settings": {}}
     if kind != "head-train":
         changes |= {"draw": None, "domains_per_step": 1}
     if kind == "plateau":
-        steps, every = 100 * one_pass, max(1, one_pass // 10)
-        changes |= {"steps": steps, "eval_every": every, "patience": 5, "select": "best"}
+        changes |= {"steps": 100 * one_pass, "eval_every": max(1, one_pass // 10), "patience": 5}
+        changes["select"] = "best"
     else:
         usual = {"head": max(1, options["steps"] // 10), "head-train": RELEASED_HEAD_STEPS}
         steps = int(number or usual[kind]) if isinstance(start, str) else int(start)
         if isinstance(start, float):  # a fraction of a pass
             steps = max(1, round(start * one_pass))
         changes |= {"steps": steps, "eval_every": steps, "select": "last"}
-    warm = Setup(
-        "erm",
-        setup.model,
-        setup.data,
-        {**options, **changes},  # type: ignore[typeddict-item]
-        label=stage,
-        stage=stage,
-        processes=setup.processes,
-        only=_head(setup) if kind.startswith("head") else None,
-        frozen="train" if kind == "head-train" else "eval",
+    head = None
+    if kind.startswith("head"):
+        try:
+            head = find_head(setup.model, setup.example)
+        except InputError as error:
+            raise InputError(f"trains only the head: {error}", "warm_start") from error
+    warm: Any = {**options, **changes}
+    mode: Any = "train" if kind == "head-train" else "eval"
+    return Trainer(
+        Setup("erm", setup.model, setup.data, warm, stage, stage, setup.processes, only=head, frozen=mode)
     )
-    return Trainer(warm)
-
-
-def _head(setup: Setup) -> nn.Module:
-    """The head of the model, to be trained alone."""
-    try:
-        head = find_head(setup.model, setup.example)
-    except InputError as error:
-        raise InputError(f"trains only the head: {error}", "warm_start") from error
-    if not any(p.requires_grad for p in head.parameters()):
-        raise InputError("trains only the head, and no parameter of it requires a gradient.", "warm_start")
-    if set(head.parameters()).issuperset(setup.model.parameters()):
-        name = type(setup.model).__name__
-        raise InputError(f"trains only the head, and {name} has no other parameters.", "warm_start")
-    return head
 
 
 def with_validation(data: DomainData) -> DomainData:
     """``data`` with the validation examples of the training domains in ``train``, and no validation."""
     train, validation = data.splits["train"], data.splits.get("validation")
-    same = set(validation.names) & set(train.names) if validation else set()
-    if validation is None or not same:
+    if validation is None or not {*validation.names} & {*train.names}:
         raise InputError(
             "retrain=True needs validation examples of the training domains, under the same names."
         )
-    every, none = {}, np.empty(0, np.int64)
-    for number, name in enumerate(train.names):
-        more = validation.indices_of(validation.number(name)) if name in same else none
-        every[name] = np.sort(np.concatenate([train.indices_of(number), more]).astype(np.int64))
-    splits = {**data.splits, "train": Domains.from_indices(every)}
+    parts = {name: [train.indices_of(number)] for number, name in enumerate(train.names)}
+    for number, name in enumerate(validation.names):
+        if name in parts:
+            parts[name].append(validation.indices_of(number))
+    every = Domains.from_indices({name: np.sort(np.concatenate(own)) for name, own in parts.items()})
+    splits = {split: every if split == "train" else domains for split, domains in data.splits.items()}
     del splits["validation"]
     return data.split_as(splits, {k: v for k, v in data.notes.items() if k != "validation"})
 

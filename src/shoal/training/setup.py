@@ -355,7 +355,7 @@ class Setup:
             self.model.train(self.only is None or self.frozen == "train")
             if self.only is not None:
                 self.only.train()
-            with self.algorithm.recording(), recording, only_trained(self.model, self.only):
+            with self.algorithm.extractor or nullcontext(), recording, only_trained(self.model, self.only):
                 yield
         finally:
             for module in modules if self.channels_last else ():
