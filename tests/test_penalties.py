@@ -1,4 +1,4 @@
-"""Penalties of one mixed batch. Their formulas are tested with the algorithms, which call them with Blocks."""
+"""Penalties of one mixed batch. Their formulas are tested with the algorithms, as they call them."""
 
 from __future__ import annotations
 
