@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ LOG_EVERY = 50
 SECONDS, TOGETHER_EVERY = 0.5, 10
 """After how long losses are read off the device, at the latest; several processes do so after some steps."""
 CHECKPOINT_SECONDS = 60.0
+NO_MEMORY = "allocate memory"  # of the CPU, in the words of torch
 KERNELS = ("foreach", "fused", "capturable")
 
 
@@ -96,7 +97,7 @@ class Trainer:
             self._notify("on_start")
             loader = setup.loader(setup.sampler, state.step, state.steps)
             state.gather = loader.gather
-            with closing(loader):
+            with closing(loader), _enough_memory(setup):
                 self._loop(loader.draws() if isinstance(setup.data.examples, TensorData) else iter(loader))
             self.selection.finish()
         except BaseException:
@@ -134,17 +135,7 @@ class Trainer:
         state.batch = batch
         seed_all(seed, setup.device)
         self._notify("before_step")
-        try:
-            log = self.steps(state, seed)
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-                raise
-            size, count = setup.sampler.batch_size, setup.sampler.domains_per_step
-            raise InputError(
-                f"{size:,} examples from each of {count} domains do not fit in memory; set a smaller one, "
-                "or accumulate=2.",
-                "batch_size",
-            ) from error
+        log = self.steps(state, seed)
         by_domain = setup.sampler.draw in ("domains", "one-domain")
         self.monitor.add(log, batch.ids if by_domain else None)
         state.step += 1
@@ -263,6 +254,21 @@ class Trainer:
                     part.load_state_dict(state[name])
         except (RuntimeError, ValueError) as error:
             raise InputError(f"the checkpoint does not fit this model: {error}") from error
+
+
+@contextmanager
+def _enough_memory(setup: Setup) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and NO_MEMORY not in str(error):
+            raise
+        size, count = setup.sampler.batch_size, setup.sampler.domains_per_step
+        raise InputError(
+            f"{size:,} examples from each of {count} domains do not fit in memory; set a smaller one, or "
+            "accumulate=2.",
+            "batch_size",
+        ) from error
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
