@@ -20,10 +20,8 @@ START = {"log10": [2.5, 3.5], "of": USUAL_STEPS}
 class EQRM(Algorithm):
     """Minimise the α-quantile of the losses of the domains, after a start with their mean.
 
-        L = F⁻¹(α),  F the distribution of L_1 … L_S, a kernel density estimate: :func:`quantile_risk`
-
-    α = 1/2 is about the mean; towards 1 it is the worst case. DomainBed differentiates only the ends of its
-    search for the quantile, the lowest and the highest loss; here all losses count, as in the formula.
+    The quantile is :func:`shoal.penalties.quantile_risk`: α = 1/2 is about the mean, towards 1 the worst
+    case. DomainBed differentiates the lowest and the highest loss only; here all count.
 
     Args:
         quantile: quantile α.
