@@ -1,9 +1,8 @@
 """DomainBed's protocol: how a dataset is split, and every run of a sweep.
 
 As published (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021): each domain is cut
-into 80 % in and 20 % out; one domain is held out, training uses the in-splits of the others, with a batch of
-each domain in every step, for ERM too; each seed has its own split and tries the default hyperparameters and
-those of a random search. :mod:`shoal.experiments.selection` selects among them afterwards.
+into 80 % in and 20 % out; one domain is held out, and training uses the in-splits of the others. Each seed
+has its own split and tries the default hyperparameters and those of a random search.
 """
 
 from __future__ import annotations
