@@ -165,17 +165,6 @@ class TestWhatWorks:
         assert from_dataset(Subset(dataset, range(2 * READ)), ["a", "b"] * READ).classes == 7
         assert dataset.reads < 40
 
-    def test_a_random_transform_leaves_random_numbers_alone(self) -> None:
-        class Noisy(Given):
-            def __getitem__(self, index: int) -> Any:
-                return torch.randn(4), index % 2
-
-        torch.manual_seed(1)
-        wanted = torch.rand(1)
-        torch.manual_seed(1)
-        from_dataset(Noisy([0] * COUNT), SITES)
-        assert torch.rand(1) == wanted
-
 
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
@@ -197,6 +186,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no label": (lambda: each(lambda n: {"x": T[n], "kind": 1}), "'x', 'kind'; .* one of label, labels"),
     "two labels": (lambda: each(lambda n: {"x": T[n], "y": 1, "label": 1}), "'y', 'label'; .* one of label"),
     "x alone": (lambda: TensorDataset(T), r"example 0 of the dataset is .* pair \(x, y\)"),
+    "a weight": (lambda: each(lambda n: (T[n], 1, 0.5)), "a sample weight goes into a dict"),
     "two inputs": (lambda: each(lambda n: (T[n], T[n], 1)), r"\(\(a, b\), y\)"),
     "text as x": (lambda: each(lambda n: ("words", 1)), "has str as an input; .*tokenize"),
     "text in a dict": (
@@ -287,10 +277,3 @@ def test_wrong_labels_are_named_before_training() -> None:
 def test_domains_that_are_not_alike(one: Any, other: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         fitted({"a": one, "b": other}, nn.Linear(4, 2))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_examples_that_do_not_fit_together(workers: int) -> None:
-    dataset = each(lambda n: (torch.zeros(3 + n % 5), 1), targets=[1] * COUNT)
-    with pytest.raises(InputError, match=r"^the examples of a batch do not fit .*same shape.*`collate`"):
-        fitted({"a": dataset}, nn.LazyLinear(2), workers=workers)

@@ -36,19 +36,6 @@ def test_a_table_is_messy_and_always_the_same(tmp_path: Path) -> None:
     assert incomplete == {"age", "smoker", "pressure", "cholesterol", "ecg"}
 
 
-def test_the_ward_is_a_shortcut(tmp_path: Path) -> None:
-    """In most hospitals it tells who is ill; in one it tells the opposite."""
-    with write_table(tmp_path / "patients.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-
-    def agreement(hospital: str) -> float:
-        own = [row for row in rows if row["hospital"] == hospital]
-        return sum((row["ward"] == "cardiology") == (row["ill"] == "yes") for row in own) / len(own)
-
-    assert min(agreement(name) for name in ("oslo", "lima", "kyoto")) > 0.75
-    assert agreement("cairo") < 0.4
-
-
 def test_images_are_a_folder_of_domains_and_classes(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     folder = write_images(tmp_path / "photos")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from shoal.data import DomainBatchSampler, Domains, WithDomain
 from shoal.data.sampler import SMALL, key, permute
@@ -129,21 +128,6 @@ def test_every_example_once_per_pass_of_its_domain(sampler: DomainBatchSampler, 
         count = len(sampler.domains)
         for block in origin[: len(origin) // count * count].reshape(-1, count):
             assert sorted(block.tolist()) == list(range(count))
-
-
-def test_orders_are_shuffled() -> None:
-    """Of passes of a domain, of the domains within a step, and of balanced draws."""
-    sampler = DomainBatchSampler(np.arange(100) % 2, 10, 1)
-    drawn = np.concatenate([b for step in range(40) for d, b in sampler.plan(step) if d == 0]).reshape(-1, 50)
-    assert len({tuple(one_pass) for one_pass in drawn.tolist()}) == len(drawn) == 4
-    firsts = Counter(DomainBatchSampler(np.arange(30) % 3, 2, 3).plan(step)[0][0] for step in range(300))
-    assert all(70 < firsts[d] < 130 for d in range(3))
-    domains = Domains.from_sizes({"a": 40, "b": 8, "c": 1, "d": 8})
-    balanced = DomainBatchSampler(domains, 8, 4, draw="balanced").plans(0, 100)[1].ravel().reshape(-1, 4)
-    starts = np.searchsorted([40, 48, 49], balanced, side="right")
-    assert len({tuple(row) for row in starts.tolist()}) == 24
-    passes = balanced[starts == 1].reshape(-1, 8)
-    assert len({tuple(one_pass) for one_pass in passes.tolist()}) == len(passes) == 100
 
 
 @settings(max_examples=20, deadline=None)
@@ -280,16 +264,6 @@ def test_items_with_wrong_domains_are_refused(dataset: Any, domains: Any, messag
         WithDomain(dataset, domains)
     with pytest.raises(InputError, match=r"item 0 of the dataset is a str; it must be a tuple"):
         WithDomain(["text"], [0])[0]
-
-
-def test_in_a_plain_dataloader() -> None:
-    labels = np.repeat(["x", "y", "z"], [30, 3, 12])
-    sampler = DomainBatchSampler(labels, batch_size=5, domains_per_step=2)
-    loader = DataLoader(list(enumerate(labels)), batch_sampler=sampler)  # type: ignore[arg-type]
-    batches = [set(names) for _, names in loader]
-    assert len(batches) == len(loader) == 2 * 5  # ceil(45 / 10) steps of two batches
-    assert all(len(names) == 1 for names in batches)
-    assert all(batches[i] != batches[i + 1] for i in range(0, 10, 2))
 
 
 def test_domains_per_step() -> None:

@@ -21,6 +21,7 @@ from shoal.models import FeatureModel, build, options_of
 from shoal.models.clip import NORMALIZATION
 
 SHAPE, NAMES = (3, 32, 32), ["silly", "warm", "polite people"]
+TOKENIZER = ("vocab.txt", "tokenizer_config.json")
 
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -34,15 +35,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory, timm: Any) -> dict[str, st
     root, found = tmp_path_factory.mktemp("clip"), {}
     tokenizer = fake_tokenizer(root)
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    text = small | {
+        "vocab_size": 512,
+        "max_position_embeddings": 16,
+        "eos_token_id": 3,
+        "projection_size": 16,
+    }
+    vision = small | {"image_size": 32, "patch_size": 8}
     for kind, name in (("clip", "CLIP"), ("siglip", "Siglip")):
-        text = {
-            **small,
-            "vocab_size": 512,
-            "max_position_embeddings": 16,
-            "eos_token_id": 3,
-            "projection_size": 16,
-        }
-        vision = {**small, "image_size": 32, "patch_size": 8}
         more = {"projection_dim": 12} if kind == "clip" else {}
         config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision, **more)
         with torch.random.fork_rng(devices=[]):
@@ -52,9 +52,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, timm: Any) -> dict[str, st
                 p.data += 0.2 * torch.randn_like(p)
             model.logit_scale.data.fill_(1.5)
         model.save_pretrained(root / kind)
-        for path in Path(tokenizer).iterdir():
-            if "token" in path.name or "vocab" in path.name:
-                shutil.copy(path, root / kind)
+        for file in TOKENIZER:
+            shutil.copy(tokenizer / file, root / kind)
         found[kind] = str(root / kind)
     return found
 
@@ -73,7 +72,7 @@ def test_the_zero_shot_head_is_the_models_own(kind: str, folders: dict[str, str]
     """With one template the logits are those of the whole model."""
     import transformers
 
-    from shoal.data.images import DEVIATION, MEAN
+    from shoal.data.images import MEAN, STD
 
     model, x = made(folders[kind], prompts="a good {}").eval(), images()
     theirs = transformers.AutoModel.from_pretrained(folders[kind]).eval()
@@ -81,7 +80,7 @@ def test_the_zero_shot_head_is_the_models_own(kind: str, folders: dict[str, str]
     tokens = tokenizer(
         [f"a good {n}" for n in NAMES], padding="max_length", max_length=16, return_tensors="pt"
     )
-    mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, DEVIATION))
+    mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, STD))
     own_mean, own_deviation = (torch.tensor(v).view(-1, 1, 1) for v in NORMALIZATION[kind])
     pixels = (x * deviation + mean - own_mean) / own_deviation
     with torch.no_grad():
@@ -121,9 +120,8 @@ def test_bad_options(options: dict[str, Any], message: str, folders: dict[str, s
 def test_bad_folders(folders: dict[str, str], tmp_path: Path) -> None:
     for name in ("clip", "no tokenizer", "another's"):
         shutil.copytree(folders["clip"], tmp_path / name)
-    for path in (tmp_path / "no tokenizer").iterdir():
-        if "token" in path.name or "vocab" in path.name:
-            path.unlink()
+    for file in TOKENIZER:
+        (tmp_path / "no tokenizer" / file).unlink()
     with pytest.raises(InputError, match=r"the tokenizer of .* cannot be loaded"):
         made(str(tmp_path / "no tokenizer"))
     assert made(str(tmp_path / "no tokenizer"), zero_shot=False)(images()).shape == (4, 3)

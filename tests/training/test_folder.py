@@ -29,7 +29,7 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 from shoal.training.folder import RunFolder
-from shoal.training.loggers import Metrics, TensorBoard
+from shoal.training.loggers import Log
 from training import finetuning
 
 
@@ -173,33 +173,32 @@ def line(step: int, loss: float = 0.5, **more: Any) -> dict[str, Any]:
     return {"phase": "train", "step": step, "loss": loss, **more}
 
 
-def test_lines_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
-    first = Metrics(tmp_path / "m")
-    whole = line(1, losses=dict.fromkeys(["<script>", "", "東京", "two\nlines"], 0.25))
-    first.log(whole)
-    length = first.flush()
-    first.log({"a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": np.float32("nan")})
-    assert lines(tmp_path / "m")[1] == {"a": None, "b": [None, 1.0], "c": {"d": None}, "e": None}
-    first.close()
-    (tmp_path / "m").open("ab").write(b'{"phase": "tr')
-    second = Metrics(tmp_path / "m", length)
-    second.log(line(2))
-    second.close()
-    assert lines(tmp_path / "m") == [whole, line(2)]
-
-
-def test_every_number_of_a_line_is_an_event_of_tensorboard(tmp_path: Path) -> None:
+def test_lines_are_cut_back_to_the_checkpoint_and_events_of_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = TensorBoard(tmp_path)
-    board.log(line(1, losses={"oslo": 0.25}, domains=dict.fromkeys(map(str, range(51)), 0.0), no=None))
-    board.log({"phase": "warm start", "step": 2, "loss": 4, "only": "words"})
-    board.close()
-    read = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+    first, file = Log(tmp_path), tmp_path / "metrics.jsonl"
+    whole = line(1, losses=dict.fromkeys(["<script>", "", "東京", "two\nlines"], 0.25))
+    first.write(whole)
+    length = first.flush()
+    first.write(
+        {"step": 2, "a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": np.float32("nan")}
+    )
+    assert lines(file)[1] == {"step": 2, "a": None, "b": [None, 1.0], "c": {"d": None}, "e": None}
+    first.close()
+    file.open("ab").write(b'{"phase": "tr')
+    second = Log(tmp_path, length, 1)
+    second.write({"phase": "warm start", "step": 2, "loss": 4, "only": "words"})
+    second.write(line(3, domains=dict.fromkeys(map(str, range(51)), 0.0), no=None))
+    second.close()
+    assert [each["step"] for each in lines(file)] == [1, 2, 3]
+    read = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
     read.Reload()
     found = {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
-    assert math.isnan(found.pop("no")[0][1])
-    assert found == {"loss": [(1, 0.5)], "losses/oslo": [(1, 0.25)], "warm start/loss": [(2, 4.0)]}
+    assert math.isnan(found["no"][0][1])
+    assert found["loss"] == [(1, 0.5), (3, 0.5)]
+    assert found["warm start/loss"] == [(2, 4.0)]
+    assert found["losses/東京"] == [(1, 0.25)]
+    assert not any(tag.startswith("domains") for tag in found)
 
 
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,12 +219,14 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for folder in ("a", "a", "b"):
         with RunFolder(tmp_path / folder, wandb="sea") as run:
             run.write_config({"lr": 0.1})
+            run.restore()
             run.log(line(3, losses={"oslo": 0.25}))
             with run.stage("retrain") as stage:
+                stage.restore()
                 stage.log({"phase": "retrain", "step": 4, "loss": 1.0})
             if folder == "b":
                 break
-            with pytest.warns(UserWarning, match="a line was not written .no connection"):
+            with pytest.warns(UserWarning, match="was not written .no connection"):
                 run.log(line(5))
         found, logged[:] = list(logged), []
     assert found[:2] == [

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shoal
 from shoal.algorithms import Algorithm, registry
+from shoal.data import Domains
 from shoal.errors import InputError
 from shoal.models import FeatureModel
+from shoal.training.evaluate import MOST_DOMAINS, sample
+from shoal.training.setup import TRAIN_SAMPLE
 from shoal.training.stopping import Diverged
 
 
@@ -39,51 +43,43 @@ def fit(algorithm: Any = "erm", model: nn.Module | None = None, **options: Any) 
 
 
 SGD = torch.optim.SGD
-NAN = {"test": changed(lambda x, y: (x.index_fill(0, torch.tensor(3), torch.nan), y))}
+NAN = changed(lambda x, y: (x.index_fill(0, torch.tensor(3), torch.nan), y))
+ONE_MORE = changed(lambda x, y: (x, y + 1))
+EMPTY = {"a": domain(0), "none": (torch.empty(0, 3), torch.empty(0).long())}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one domain": ({"train": {"a": domain(0)}}, "Fish compares domains .*'a'"),
     "one domain per step": ({"domains_per_step": 1}, "domains_per_step.*1"),
-    "too many domains per step": ({"domains_per_step": 4}, "domains_per_step=4.* 3 "),
-    "more batches per step than domains": (
+    "too many domains per step": ({"domains_per_step": 4}, "domains_per_step=4.* 3"),
+    "more batches than domains": (
         {"algorithm": "groupdro", "draw": "pooled", "domains_per_step": 4},
-        "GroupDRO compares domains; domains_per_step=4 .* 3",
+        "GroupDRO .*domains_per_step=4 .*3",
     ),
-    "features of a layer that is not there": (
-        {"algorithm": "coral", "settings": {"features": "nowhere"}},
-        "features.*'nowhere'",
-    ),
-    "empty domain": (
-        {"train": {"a": domain(0), "none": (torch.empty(0, 3), torch.empty(0).long())}},
-        "'.*none' has no",
-    ),
-    "labels from 1": ({"train": changed(lambda x, y: (x, y + 1))}, "from 1 to 2"),
-    "label too large": (
-        {"classes": 2, "test": changed(lambda x, y: (x, y + 1))},
-        "labels range from 0 to 2.*classes=2",
-    ),
-    "nan": ({"train": NAN["test"]}, "example 3 of domain 'a' .*not finite"),
-    "nan in test": (NAN, "example 3 of domain 'a' .*not finite"),
+    "no layer": ({"algorithm": "coral", "settings": {"features": "nowhere"}}, "features.*'nowhere'"),
+    "empty domain": ({"train": EMPTY}, "'.*none' has no"),
+    "labels from 1": ({"train": ONE_MORE}, "from 1 to 2"),
+    "label too large": ({"classes": 2, "test": ONE_MORE}, "labels range from 0 to 2.*classes=2"),
+    "nan": ({"train": NAN}, "example 3 of domain 'a' .*not finite"),
+    "nan in test": ({"test": NAN}, "example 3 of domain 'a' .*not finite"),
     "learning rate -1": ({"optimizer": lambda p: SGD(p, lr=-1)}, "optimizer.*learning rate.*-1"),
     "too few outputs": ({"model": network(3), "classes": 2}, r"\(2, 3\).*classes=2"),
     "one output for classes": ({"model": network(1)}, "one output"),
-    "float64 for float32": ({"train": changed(lambda x, y: (x.double(), y))}, "torch.float64"),
+    "float64": ({"train": changed(lambda x, y: (x.double(), y))}, "torch.float64"),
     "unknown algorithm": ({"algorithm": "fsh"}, "'fsh'. Did you mean 'fish'"),
     "train is a list": ({"train": [domain(0), domain(1)]}, "train must.*got"),
     "no domain": ({"train": {}}, "train is empty"),
-    "test is a pair": ({"test": domain(0)}, "test must.*got"),
     "best of nothing": ({"select": "best"}, "validation"),
     "patience with nothing": ({"patience": 3}, "patience: 3 requires validation"),
     "optimizer instance": ({"optimizer": SGD(network().parameters(), 0.1)}, "optimizer must"),
     "optimizer makes none": ({"optimizer": lambda p: None}, "optimizer must .*got NoneType"),
+    "optimizer of others": (
+        {"optimizer": lambda p: SGD(nn.Linear(1, 1).parameters(), 0.1)},
+        "optimizer must train the parameters",
+    ),
     "nothing to train": ({"model": network().requires_grad_(False)}, "no parameter that requires a gradient"),
-    "no parameter": ({"model": nn.Flatten()}, "nothing to train|output"),
+    "no parameter": ({"model": nn.Linear(3, 2).requires_grad_(False)}, "nothing to train"),
     "capture on a CPU": ({"capture": True}, "capture=True .*CUDA"),
     "no such device": ({"device": "cuda:7"}, "cuda:7"),
-    "no device": ({"device": "gpu"}, "'gpu' is not a device"),
-    "a loss per example": (
-        {"loss": nn.CrossEntropyLoss(reduction="none")},
-        r"must return one number.*shape \(2,\)",
-    ),
+    "a loss per example": ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"one number.*shape \(2,\)"),
 }
 
 
@@ -102,11 +98,9 @@ def test_wrong_input_is_refused_before_any_step(given: dict[str, Any], message: 
     assert model.training is mode
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Any) -> None:
+def test_a_loss_that_is_not_finite_ends_the_training() -> None:
     train = changed(lambda x, y: (x, x[:, :1]))
-    with pytest.raises(
-        Diverged, match=r"fish: the (loss|gradient).* became (inf|nan) at step .*learning"
-    ) as stop:
+    with pytest.raises(Diverged, match=r"fish: the (loss|gradient).* became (inf|nan) at step") as stop:
         fit("fish", nn.Linear(3, 1), train=train, steps=200, eval_every=1, optimizer=lambda p: SGD(p, 3.0))
     steps = [point.step for point in stop.value.history]
     assert steps == list(range(1, len(steps) + 1))
@@ -129,40 +123,37 @@ class Pair(nn.Linear):
 
 
 def test_outputs_that_cannot_be_scored_are_not() -> None:
-    given: list[dict[str, Any]] = [
-        {"model": Pair(3, 2), "classes": 2, "loss": lambda o, y: F.cross_entropy(o[0], y)},
-        {
-            "model": nn.Linear(3, 3),
-            "train": changed(lambda x, y: (x, x[:, 0])),
-            "loss": lambda o, y: o.mean(),
-        },
-    ]
-    for options in given:
+    pair = {"model": Pair(3, 2), "classes": 2, "loss": lambda o, y: F.cross_entropy(o[0], y)}
+    numbers = changed(lambda x, y: (x, x[:, 0]))
+    several = {"model": nn.Linear(3, 3), "train": numbers, "loss": lambda o, y: o.mean()}
+    for options in (pair, several):
         with pytest.warns(UserWarning, match="nothing is evaluated"):
             assert not fit(**options).last.scores
+        with pytest.raises(InputError, match="train without other splits"):
+            fit(**options, test=options.get("train", {"a": domain(0)}))
+    with pytest.raises(InputError, match="the model's output is a tuple"):
+        fit(model=Pair(3, 2), train=numbers)
 
 
-def test_a_model_that_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.MonkeyPatch.context() as patch:
+def test_a_model_that_cannot_be_compiled_runs_as_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(function: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            raise RuntimeError("no compiler\nis here")
 
-        def fail(function: Any) -> Any:
-            def compiled(*args: Any) -> Any:
-                raise RuntimeError("no compiler\nis here")
+        return compiled
 
-            return compiled
-
-        patch.setattr(torch, "compile", fail)
-        found = fit("fish", compile=True).model
+    plain = fit("fish").model.state_dict()
+    monkeypatch.setattr(torch, "compile", fail)
+    torch.testing.assert_close(fit("fish", compile=True).model.state_dict(), plain, rtol=0, atol=0)
     assert "cannot be compiled (RuntimeError: no compiler)" in caplog.text
-    torch.testing.assert_close(found.state_dict(), fit("fish").model.state_dict(), rtol=0, atol=0)
 
 
-OPTIMIZERS: list[tuple[Any, float | None, float]] = [
-    *((SGD, 0.5, 0.5), (torch.optim.Adagrad, None, 0.01), ("adamw", None, 1e-3), ("sgd", 0.25, 0.25))
-]
-
-
-@pytest.mark.parametrize(("optimizer", "lr", "found"), OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "found"),
+    [(SGD, 0.5, 0.5), (torch.optim.Adagrad, None, 0.01), ("adamw", None, 1e-3), ("sgd", 0.25, 0.25)],
+)
 def test_the_learning_rate(optimizer: Any, lr: float | None, found: float) -> None:
     assert fit(optimizer=optimizer, lr=lr).record["config"]["lr"] == found
 
@@ -172,29 +163,25 @@ def test_channels_last_is_the_layout_while_it_trains_and_changes_nothing() -> No
 
     class Layout(shoal.Callback):
         def on_step(self, state: Any) -> None:
-            weight = state.model[0].weight
-            layouts.append(weight.is_contiguous(memory_format=torch.channels_last))
+            layouts.append(state.model[0].weight.is_contiguous(memory_format=torch.channels_last))
 
-    def trained(**options: Any) -> nn.Module:
+    def trained(**options: Any) -> Any:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-        train = {
-            n: (torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1)), domain(0, 8)[1])
-            for n in "ab"
-        }
-        return fit("fish", model, train=train, **options).model
+        images = torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+        return fit("fish", model, train=dict.fromkeys("ab", (images, domain(0, 8)[1])), **options).model
 
-    plain = trained()
-    last: Any = trained(memory_format="channels-last", callbacks=[Layout()])
+    plain, last = trained(), trained(memory_format="channels-last", callbacks=[Layout()])
     assert layouts == [True, True]
     assert last[0].weight.is_contiguous()
     torch.testing.assert_close(plain.state_dict(), last.state_dict())
 
 
+CE = nn.CrossEntropyLoss
 NO_MEANS: dict[str, Any] = {
-    "weight": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0])),
-    "ignore_index": nn.CrossEntropyLoss(ignore_index=1),
-    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "weight": CE(weight=torch.tensor([1.0, 5.0])),
+    "ignore_index": CE(ignore_index=1),
+    "sum": CE(reduction="sum"),
     "of the batch": lambda o, y: F.cross_entropy(o, y) + o.std(),
 }
 
@@ -210,7 +197,7 @@ def test_a_loss_that_is_no_mean_of_examples(kind: str) -> None:
     fit(loss=loss)
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), NO_MEANS["weight"]], ids=["plain", "weighted"])
+@pytest.mark.parametrize("loss", [CE(), NO_MEANS["weight"]], ids=["plain", "weighted"])
 def test_pieces_give_the_same_where_they_are_allowed(loss: Any) -> None:
     whole, pieces = (fit(loss=loss, accumulate=k).model for k in (1, 2))
     torch.testing.assert_close(whole.state_dict(), pieces.state_dict())
@@ -269,3 +256,40 @@ def test_a_device_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Tensor, "double", lambda self: self)  # which is called on copies on the CPU only
     with NoDoubles():
         fit(name, steps=2, test={"t": domain(5)})
+
+
+def test_a_sample_to_evaluate_is_random_shared_by_domains_and_bounded() -> None:
+    domains = Domains.from_sizes({"a": 10_000})
+    few = sample(domains, 1000)
+    assert len(few.indices) == 1000
+    assert abs(few.indices.mean() - 5000) < 300  # the first ones would give 500
+    assert np.array_equal(few.indices, sample(domains, 1000).indices)
+    few = sample(Domains.from_indices({"a": [5, 5, 1, 2, 3], "b": [1, 2, 3, 4, 5, 6]}), 6)
+    assert few.sizes.tolist() == [3, 3]
+    assert len(few.examples()) < 6
+    domains = Domains.from_sizes({str(n): 2 for n in range(MOST_DOMAINS + 1000)})
+    assert len(sample(domains, 100).indices) == MOST_DOMAINS
+
+
+@pytest.mark.parametrize(("limit", "sampled"), [(None, (TRAIN_SAMPLE, 8000)), (7000, (7000, 8000))])
+def test_training_domains_are_sampled_and_scores_say_so(limit: int | None, sampled: tuple[int, int]) -> None:
+    train, test = ({n: domain(0, size) for n in "ab"} for size in (4000, 3000))
+    run = fit(train=train, test=test, eval_limit=limit)
+    assert run.scores("train").sampled == sampled
+    assert run.scores("test").sampled is None
+    assert run.scores("test").sizes == (3000, 3000)
+
+
+@pytest.mark.parametrize(
+    ("steps", "test", "options", "count"),
+    [
+        *((100, 160, {}, 10), (100, 161, {}, 5), (100, 961, {}, 1), (3, 961, {}, 1), (3, 9, {}, 3)),
+        *((100, 4000, {"eval_every": 10}, 10), (100, 4000, {"patience": 100}, 10)),
+    ],
+)
+def test_evaluations_cost_no_more_than_training(steps: int, test: int, options: Any, count: int) -> None:
+    """1,600 examples are trained on; evaluations of 2,000, 40 of them from train, are never too many."""
+    train = {n: domain(0, 20) for n in "ab"}
+    run = fit(train=train, validation={"t": domain(1, test)}, steps=steps, batch_size=8, **options)
+    assert len(run.history) == count
+    assert run.last.step == steps

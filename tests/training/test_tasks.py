@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -22,11 +23,10 @@ N = 24
 OUTPUTS = {"classification": 3, "ordinal": 3, "multilabel": 3, "binary": 1, "regression": 2}
 NAMES = {"binary": "multilabel"}
 """What the task is called."""
+CLASSES = torch.tensor([1.0, 5.0, 0.2]).double()
 LOSSES: dict[str, Any] = {
-    "classification": lambda: nn.CrossEntropyLoss(
-        torch.tensor([1.0, 5.0, 0.2]).double(), label_smoothing=0.1
-    ),
-    "ordinal": lambda: functools.partial(F.cross_entropy, weight=torch.tensor([1.0, 5.0, 0.2]).double()),
+    "classification": lambda: nn.CrossEntropyLoss(CLASSES, label_smoothing=0.1),
+    "ordinal": lambda: functools.partial(F.cross_entropy, weight=CLASSES),
     "multilabel": lambda: nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0]).double()),
     "binary": lambda: nn.BCEWithLogitsLoss(),
     "regression": lambda: nn.SmoothL1Loss(),
@@ -80,20 +80,15 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 def naive(loss: Any, output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Σ w l / Σ w c, an example at a time; l and c by torch's own sum of one example."""
     total, whole = torch.zeros((), dtype=torch.float64), 0.0
+    summed = copy.copy(loss) if isinstance(loss, nn.Module) else functools.partial(loss, reduction="sum")
+    summed.reduction = "sum"
+    classes = (
+        loss.keywords["weight"] if isinstance(loss, functools.partial) else getattr(loss, "weight", None)
+    )
     for i in range(len(y)):
-        w = 1.0 if weight is None else float(weight[i])
-        one = y[i : i + 1]
-        if isinstance(loss, functools.partial):
-            classes, summed = loss.keywords["weight"], functools.partial(loss, reduction="sum")
-        else:
-            classes = getattr(loss, "weight", None)
-            kept, loss.reduction = loss.reduction, "sum"
-            summed = loss
+        w, one = 1.0 if weight is None else float(weight[i]), y[i : i + 1]
         total = total + w * summed(output[i : i + 1], one)
-        if not isinstance(loss, functools.partial):
-            loss.reduction = kept
-        for label in one.reshape(-1).tolist():
-            whole += w * (1.0 if classes is None else float(classes[int(label)]))
+        whole += w * sum(1.0 if classes is None else float(classes[int(c)]) for c in one.reshape(-1).tolist())
     return total / whole
 
 
@@ -145,22 +140,14 @@ def test_predictions_and_files_of_a_task(task: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(shoal.load(tmp_path / "run", model=network(task)).predict(x), found)
 
 
-class TestRecognized:
-    def test_multilabel_by_the_loss(self) -> None:
-        run = fit("multilabel", task=None, loss=nn.BCEWithLogitsLoss())
-        assert run.algorithm.task.kind == "multilabel"
-        assert "binary cross-entropy" in run.record["notes"]["task"]
-        whole = {name: (x, y.long()) for name, (x, y) in examples("multilabel").items()}
-        again = fit("multilabel", train=whole, task=None, loss=nn.BCEWithLogitsLoss())
-        assert distance(run.model, again.model) < 1e-6
-        with pytest.raises(InputError, match="task='multilabel'"):
-            fit("multilabel", train=whole, task=None)
-
-    def test_one_logit_needs_a_binary_loss(self) -> None:
-        whole = {name: (x, y.long()) for name, (x, y) in examples("binary").items()}
-        with pytest.raises(InputError, match=r"one output per class.*BCEWithLogitsLoss"):
-            fit("binary", train=whole, task=None)
-        assert fit("binary", train=whole).algorithm.task.kind == "multilabel"
+def test_multilabel_is_recognized_by_the_loss() -> None:
+    run = fit("multilabel", task=None, loss=nn.BCEWithLogitsLoss())
+    assert run.algorithm.task.kind == "multilabel"
+    whole = {name: (x, y.long()) for name, (x, y) in examples("multilabel").items()}
+    again = fit("multilabel", train=whole, task=None, loss=nn.BCEWithLogitsLoss())
+    assert distance(run.model, again.model) < 1e-6
+    with pytest.raises(InputError, match="task='multilabel'"):
+        fit("multilabel", train=whole, task=None)
 
 
 Change = Callable[[Tensor, Tensor], Any]
@@ -221,28 +208,21 @@ def test_refused_before_training(
     assert distance(model, network(task)) == 0
 
 
-class TestSampleWeights:
-    def test_a_weight_of_zero_leaves_an_example_out(self) -> None:
-        train = examples("regression", weighted=True)
-        changed = {n: (torch.where(w[:, None] > 0, x, 9.0), y, w) for n, (x, y, w) in train.items()}
-        a, b = (fit("regression", "fish", t, domains_per_step=2).model for t in (train, changed))
-        assert distance(a, b) < 1e-12
+def test_a_sample_weight_of_zero_leaves_an_example_out() -> None:
+    train = examples("regression", weighted=True)
+    changed = {n: (torch.where(w[:, None] > 0, x, 9.0), y, w) for n, (x, y, w) in train.items()}
+    a, b = (fit("regression", "fish", t, domains_per_step=2).model for t in (train, changed))
+    assert distance(a, b) < 1e-12
 
-    def test_they_are_the_same_in_every_form(self) -> None:
-        train = examples("classification", weighted=True)
-        one = fit("classification", train=train).model
-        keys = ("x", "y", "sample_weight")
-        dicts = {n: [dict(zip(keys, r, strict=True)) for r in zip(*p, strict=True)] for n, p in train.items()}
-        assert distance(one, fit("classification", train=dicts).model) < 1e-12
-        tensors = {name: TensorData(*parts) for name, parts in train.items()}
-        assert distance(one, fit("classification", train=tensors).model) == 0
-        assert distance(one, fit("classification").model) > 1e-3
 
-    def test_a_third_part_of_examples_is_not_one(self) -> None:
-        train = {n: list(zip(*parts, strict=True)) for n, parts in examples("classification", True).items()}
-        with pytest.warns(UserWarning, match="not used.*'sample_weight'"):
-            run = fit("classification", train=train)
-        assert distance(run.model, fit("classification").model) < 1e-12
+def test_sample_weights_are_the_same_in_every_form() -> None:
+    train = examples("classification", weighted=True)
+    one, keys = fit("classification", train=train).model, ("x", "y", "sample_weight")
+    dicts = {n: [dict(zip(keys, r, strict=True)) for r in zip(*p, strict=True)] for n, p in train.items()}
+    assert distance(one, fit("classification", train=dicts).model) < 1e-12
+    tensors = {name: TensorData(*parts) for name, parts in train.items()}
+    assert distance(one, fit("classification", train=tensors).model) == 0
+    assert distance(one, fit("classification").model) > 1e-3
 
 
 class Two(nn.Module):
@@ -256,15 +236,11 @@ class Two(nn.Module):
         return self.layer(torch.cat([a, b], 1))
 
 
-class One(nn.Module):
+class One(Two):
     """Takes everything as one argument."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.two = Two()
-
-    def forward(self, x: Any) -> Tensor:
-        return self.two(*(x.values() if isinstance(x, dict) else x))
+    def forward(self, x: Any) -> Tensor:  # type: ignore[override]
+        return super().forward(*(x.values() if isinstance(x, dict) else x))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -280,27 +256,25 @@ def test_several_inputs(weighted: bool) -> None:
         columns |= {"sample_weight": w[0]} if w else {}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    first, one, *others = [
-        trained(Two(), rows),
-        trained(One(), rows),
-        trained(Two(), lambda x, *rest: ((x[:, :2], x[:, 2:]), *rest)),
-        trained(Two(), lambda x, *rest: ([x[:, :2], x[:, 2:]], *rest)),
-        trained(Two(), lambda x, *rest: ({"a": x[:, :2], "b": x[:, 2:]}, *rest)),
-    ]
-    for other in (one.two, *others):  # type: ignore[attr-defined]
-        assert distance(first, other) == 0
+    first = trained(Two(), rows)
+    for model, data in (
+        (One(), rows),
+        (Two(), lambda x, *rest: ((x[:, :2], x[:, 2:]), *rest)),
+        (Two(), lambda x, *rest: ([x[:, :2], x[:, 2:]], *rest)),
+        (Two(), lambda x, *rest: ({"a": x[:, :2], "b": x[:, 2:]}, *rest)),
+    ):
+        assert distance(first, trained(model, data)) == 0
 
 
 def test_prediction_from_several_inputs() -> None:
     x, y = examples("classification")["a"]
-    run = fit("classification", train={"a": ((x[:, :2], x[:, 2:]), y)}, model=Two())
     a, b = x[:, :2], x[:, 2:]
+    run = fit("classification", train={"a": ((a, b), y)}, model=Two())
     expected = run.model(a, b).argmax(1).tolist()
     for several in ((a, b), [a, b], {"a": a, "b": b}):
         assert run.predict(several, batch_size=5).tolist() == expected
     for wrong, message in (((a, b[1:]), "24, 23 examples"), ((a, 3), "not a tuple")):
         with pytest.raises(InputError, match=message):
             run.predict(wrong)
-    three = {"a": ((a, b, a), y)}
     with pytest.raises(InputError, match=r"passed as several arguments where forward needs more than one"):
-        fit("classification", train=three, model=Two())
+        fit("classification", train={"a": ((a, b, a), y)}, model=Two())

@@ -8,9 +8,7 @@ from shoal.gradients import agr_rand
 class AgrRand(Surgery):
     """Average the gradients of the domains, with noise for the components whose signs differ between domains.
 
-        g_k = mean_i g_ik   if sign(g_1k) = … = sign(g_Sk),   else N(0, σ²),
-
-    where σ is the mean absolute value of the components that are kept.
+    See :func:`shoal.gradients.agr_rand`.
 
     Reference: Mansilla et al., Domain Generalization via Gradient Surgery, ICCV 2021 (which takes the sum).
     """

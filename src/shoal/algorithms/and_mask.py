@@ -10,11 +10,10 @@ from shoal.settings import Range, uniform
 class ANDMask(Surgery):
     """Average the gradients of the domains and set components to zero where they disagree in sign.
 
-    A component is kept where the absolute mean of its S signs is at least τ: with τ = 1 all must agree, with
-    τ = 0 everything is kept. Each tensor is then divided by the fraction of its components that is kept.
+    See :func:`shoal.gradients.and_mask`.
 
     Args:
-        tau: threshold τ.
+        tau: threshold τ of the agreement: with 1 all signs must agree, with 0 everything is kept.
 
     Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
     """

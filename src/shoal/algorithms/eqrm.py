@@ -20,18 +20,15 @@ START = {"log10": [2.5, 3.5], "of": USUAL_STEPS}
 class EQRM(Algorithm):
     """Minimise the α-quantile of the losses of the domains, after a start with their mean.
 
-        L = F⁻¹(α),  F the distribution of L_1 … L_S, a kernel density estimate: :func:`quantile_risk`
-
-    α = 1/2 is about the mean; towards 1 it is the worst case. DomainBed differentiates only the ends of its
-    search for the quantile, the lowest and the highest loss; here all losses count, as in the formula.
+    The quantile is :func:`shoal.penalties.quantile_risk`: α = 1/2 is about the mean, towards 1 the worst
+    case. DomainBed differentiates the lowest and the highest loss only; here all count.
 
     Args:
         quantile: quantile α.
         start: number of steps for which the mean loss is minimised; a float is a fraction of the training.
         quantile_lr: learning rate after ``start``; ``None``: unchanged. A schedule applies to both, and parts
             of the model with a learning rate of their own keep its ratio to the others.
-        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
-            :mod:`shoal.penalties`.
+        batch_norm: BatchNorm statistics over all domains or per domain (see :mod:`shoal.penalties`).
 
     Reference: Eastwood et al., Probable Domain Generalization via Quantile Risk Minimization, NeurIPS 2022.
     """

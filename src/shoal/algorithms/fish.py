@@ -27,8 +27,7 @@ class Fish(Algorithm):
             ``"reset"`` resets them; a number resets them every that many steps, as the code of the authors
             does every epoch.
         interpolate_buffers: interpolate floating-point buffers such as BatchNorm statistics like weights, as
-            the code of the authors does, which biases running variances low. Otherwise buffers stay as they
-            are after the inner loop.
+            the code of the authors does, which biases running variances low.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021.
     """

@@ -20,9 +20,7 @@ CLOSED_FORM = "Fishr's closed form needs"
 class Fishr(Penalised):
     """Add a penalty on differences between domains in the variance of per-example gradients.
 
-    The variances v_d of the gradients of the last layer are smoothed over the steps of each domain, m_d ← κ
-    m_d + (1 − κ) v_d, and the penalty is the mean square of m_d/(1 − κ) around the mean over the step's
-    domains: :func:`shoal.penalties.fishr`.
+    Those of the last layer, smoothed over the steps of each domain: :func:`shoal.penalties.fishr`.
 
     Args:
         weight: weight λ of the penalty.

@@ -21,14 +21,12 @@ class GGA(Algorithm):
 
         mean L_i(θ') < mean L_i(θ) + tolerance    and    min_{i≠j} cos(g_i, g_j) larger than at θ
 
-    the one with the largest minimum is kept; if there is none, θ is kept. An ordinary step follows. In the
-    window a step costs about 2 + ``trials`` times as much; with the defaults, a training costs six times ERM.
-
-    The code of the authors perturbs the featurizer, starting from the last rejected perturbation.
+    the one with the largest minimum is kept; if there is none, θ is kept. An ordinary step follows. With the
+    defaults, a training costs six times ERM. The code of the authors perturbs the featurizer, starting from
+    the last rejected perturbation.
 
     Args:
-        start: first step of the window; a float is a fraction of the training. The authors use steps 100 to
-            200 of 5,000.
+        start: first step of the window; a float is a fraction of the training.
         length: length of the window; a float is a fraction of the training.
         trials: number of perturbations per step.
         radius: size ρ of the perturbations.

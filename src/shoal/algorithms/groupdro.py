@@ -15,13 +15,11 @@ from shoal.tensors import widest
 class GroupDRO(Algorithm):
     """Minimise Σ_d q_d L_d, with more weight on domains with a high loss: q_d ∝ exp(η Σ L_d) over steps.
 
-    The weight of a domain changes in the steps that contain it. If a step has S of T domains, their sum is
-    multiplied by T/S, so that on average it is the sum over all: :func:`shoal.penalties.group_dro`.
+    See :func:`shoal.penalties.group_dro`.
 
     Args:
         step_size: step size η; with 0 the weights remain equal.
-        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
-            :mod:`shoal.penalties`.
+        batch_norm: BatchNorm statistics over all domains or per domain (see :mod:`shoal.penalties`).
 
     Reference: Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020.
     """

@@ -20,10 +20,8 @@ class HessianAlignment(Algorithm):
         L = mean_i L_i + mean_i ( α ‖c_i − c̄‖² + β ‖g_i − ḡ‖² ),
 
     where c_i is the Hessian-gradient product H_i g_i (``form="hgp"``) or the diagonal of H_i
-    (``form="diagonal"``). The diagonal is exact; the authors estimate it by Hutchinson's method, whose mean
-    it is. Gradient and Hessian of a linear head follow from features and logits, so that no derivative goes
-    through the network twice. The gradient term alone is IGA on the head; CORAL, IRM, V-REx, Fish and Fishr
-    align parts of g and H.
+    (``form="diagonal"``), exact, where the authors estimate it by Hutchinson's method. Both follow from
+    features and logits, so that no derivative goes through the network twice.
 
     Args:
         form: what of the Hessian is aligned.

@@ -10,12 +10,9 @@ from shoal.penalties import irm
 class IRM(Penalised):
     """Add the squared gradient of each domain's loss with respect to a scale of the outputs (IRMv1).
 
-        L = 1/S Σ_i L_i(f) + λ/S Σ_i (∂L_i(w·f)/∂w at w=1)²
-
-    The square is estimated without bias as the product of the gradients on two halves of the batch, the even
-    and the odd examples, so it may be negative: :func:`shoal.penalties.irm`. The penalty is
-    also zero for outputs of zero: a large weight requires a ``start`` after the loss has decreased. Until
-    ``start`` the weight is at most 1.
+    The penalty is :func:`shoal.penalties.irm`, estimated on two halves of the batch. It is also zero for
+    outputs of zero: a large weight requires a ``start`` after the loss has decreased. Until ``start`` the
+    weight is at most 1.
 
     Args:
         weight: weight λ of the penalty.

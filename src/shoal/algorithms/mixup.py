@@ -20,8 +20,8 @@ from shoal.settings import Range, log10
 class Mixup(Algorithm):
     """Mix the examples of each domain with those of another, λ x_i + (1 − λ) x_j, and their losses alike.
 
-    The S batches of a step, in random order, are paired cyclically, each with the next; λ is sampled for
-    every pair from Beta(α, α): :func:`shoal.penalties.mixup`. Each pair has a forward pass of its own.
+    The S batches of a step, in random order, are paired cyclically: :func:`shoal.penalties.mixup`. Each pair
+    has a forward pass of its own.
 
     Args:
         alpha: parameter α of the Beta distribution; small values mix little.

@@ -7,9 +7,7 @@ from shoal.gradients import pcgrad
 class PCGrad(Surgery):
     """Average the gradients of the domains after projecting each to be orthogonal to those it conflicts with.
 
-    For each gradient g_i and every other g_j in turn, if their inner product is negative, the component of
-    g_i along g_j is removed. The order is cyclic from i on, and random because the batches are in random
-    order.
+    See :func:`shoal.gradients.pcgrad`; the order is random because the batches are in random order.
 
     Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020 (which takes the sum).
     """

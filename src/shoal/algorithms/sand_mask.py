@@ -10,8 +10,8 @@ from shoal.settings import Range, log10, uniform
 class SANDMask(Surgery):
     """Multiply the mean gradient by max(0, tanh(k/σ² (a − τ))).
 
-    For each component, a is the absolute mean of the S signs, and σ² the variance of the S gradients. With τ
-    = 1 the mask would be zero, since a is at most 1; the default is 0.5.
+    For each component, a is the absolute mean of the S signs, and σ² the variance of the S gradients:
+    :func:`shoal.gradients.sand_mask`. With τ = 1 the mask would be zero, since a is at most 1.
 
     Args:
         tau: threshold τ, below 1.

@@ -17,9 +17,8 @@ class SmoothFish(Fish):
     """Update θ ← θ − ε G with G = D + γ((θ − θ̃) − D): γ = 1 is Fish, γ = 0 plain training.
 
     θ̃ is the end of the inner loop of Fish. D is the displacement of the same inner optimizer, from the same
-    state, with the S gradients all computed at θ: with plain SGD it is αS times the mean gradient, so that γ
-    = 0 is a step of ERM with learning rate εαS. (θ − θ̃) − D is the matching term. The cost is a second
-    forward and backward pass per domain and a copy of the state of the inner optimizer.
+    state, with the S gradients all computed at θ: with plain SGD, γ = 0 is a step of ERM with learning rate
+    εαS. The cost is a second pass per domain and a copy of the state of the inner optimizer.
 
     Args:
         gamma: weight γ of the matching term.

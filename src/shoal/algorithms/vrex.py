@@ -10,8 +10,6 @@ from shoal.penalties import Blocks, vrex
 class VREx(Penalised):
     """Add the variance of the losses of the domains; until ``start`` its weight is at most 1.
 
-        L = mean_i L_i + λ Var_i L_i
-
     Args:
         weight: weight λ of the penalty.
         start: number of steps before it; a float is a fraction of the training.

@@ -210,32 +210,27 @@ def fit(
         print(run.accuracy("sketch"))
         labels = run.predict(new_images)
 
-    Random state outside of the training is not changed.
+    Random state outside of the training is not changed. Several inputs are one nested structure, ((a, b), y).
+    Sample weights w are the third of three arrays, (x, y, w), or ``"sample_weight"`` of examples that are
+    dicts: the loss of a batch is Σ w_i l_i / Σ w_i, also in evaluation; other metrics do not use them.
 
     Args:
         algorithm: name of an algorithm (``shoal list algorithms``), subclass of
             :class:`~shoal.algorithms.Algorithm`, or recipe for a pretrained model (``"auto"``, ``"erm++"``,
-            ``"swad"``, ``"lp-ft"``, ``"miro"``). A recipe sets options that are not given; ``"auto"`` also
-            calls :func:`shoal.models.freeze_batchnorm` on the model.
-        model: any network, with its initial weights; it is trained in place.
+            ``"swad"``, ``"lp-ft"``, ``"miro"``), which sets options that are not given.
+        model: any network, with its initial weights; ``"auto"`` freezes its BatchNorm.
         train: datasets by domain name, each a pair of arrays or tensors, or a ``Dataset`` or list of examples
             as in :func:`~shoal.data.from_dataset`; or one :class:`~shoal.data.DomainData` with all splits.
-            Several inputs are one nested structure, ((a, b), y), and one argument of the model: ``a, b = x``.
-            Sample weights w are the third of three arrays, (x, y, w), or ``"sample_weight"`` of examples that
-            are dicts: the loss of a batch is Σ w_i l_i / Σ w_i, also in evaluation; other metrics do not use
-            them.
         validation: validation datasets by domain name, as in ``train``.
         test: test datasets by domain name, as in ``train``.
-        task: kind of the task, if it is not inferred correctly from the labels: integers, booleans and
-            strings are classes (``classification``), floating-point numbers are ``regression``.
-            ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,), with one logit
-            each; it is inferred from a binary cross-entropy as ``loss``. ``ordinal`` is classification with
-            ordered classes, which adds two metrics.
+        task: kind of the task. By default integers, booleans and strings are classes (``classification``)
+            and floating-point numbers ``regression``. ``multilabel`` is 0 or 1 for each of several labels,
+            (B, L), or for one, (B,), with one logit each; a binary cross-entropy as ``loss`` means it.
+            ``ordinal`` is classification with ordered classes.
         folder: folder for the log, checkpoints, trained weights and record, which ``shoal report`` and
             :class:`~shoal.experiments.store.Store` read. Ctrl-C and SIGTERM then finish the step and save it.
         resume: resume from the latest checkpoint in the folder; all other arguments must be the same.
-        **options: options of the training, such as ``steps`` and ``lr``: see
-            :class:`~shoal.options.FitOptions`.
+        **options: options such as ``steps`` and ``lr``: see :class:`~shoal.options.FitOptions`.
 
     Returns:
         Fit: the trained model with its scores.
@@ -294,7 +289,7 @@ def _run(job: Job, folder: RunFolder | None) -> Fit:
         rule=job.selected[1],
         seconds=job.seconds,
         captured=job.trainer.steps.graph is not None,
-        agreement=list(job.trainer.agreement),
+        agreement=list(record["agreement"]),
         record=record,
         _files=functools.partial(model_files, setup, recipe, record, config),
     )

@@ -43,38 +43,43 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
     Arguments without a default are positional, others and declared options are flags. Only what was typed is
     passed on, so that the function sees what was given.
     """
-    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
-    docstring = inspect.getdoc(inspect.unwrap(function)) or ""
+    original = inspect.unwrap(function)
+    hints, docstring = typing.get_type_hints(original, include_extras=True), inspect.getdoc(original) or ""
     helps = {p.arg_name: _sentence(p.description or "") for p in parse(docstring).params}
     kinds: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for each in inspect.signature(inspect.unwrap(function)).parameters.values():
+    for each in inspect.signature(original).parameters.values():
         if each.kind is each.VAR_KEYWORD:
             for option in options_of(function).values():
                 kinds[option.name] = option.type
                 if name in option.commands.split():
                     group = FIRST if option.name in first else _group_of(option.name)
                     default = False if option.default is False else None
-                    parameters.append(_flag(option.name, option.type, group, option.describe(), default))
+                    help = _sentence(option.describe())
+                    parameters.append(_flag(option.name, option.type, group, help, default))
         elif each.name != "progress":
             kinds[each.name] = hints[each.name]
-            several = any(typing.get_origin(leaf) is Sequence for leaf in _leaves(hints[each.name]))
-            if each.kind is each.KEYWORD_ONLY or (each.default is not each.empty and not several):
-                group = FIRST if each.name in first else OWN
-                help = _with_default(helps[each.name], each.default)
+            words, free = _words(hints[each.name]), each.default is each.empty
+            if each.kind is each.KEYWORD_ONLY or not (free or typing.get_origin(words) is list):
+                group, help = FIRST if each.name in first else OWN, helps[each.name]
+                if each.default not in (None, (), each.empty) and not isinstance(each.default, bool):
+                    shown = ", ".join(each.default) if isinstance(each.default, tuple) else each.default
+                    help = f"{help.rstrip('.')} (default: {shown})."
                 parameters.append(_flag(each.name, hints[each.name], group, help, each.default))
             else:
                 about = Parameter(help=helps[each.name], show_default=False)
-                words: Any = _words(hints[each.name])
-                if each.default is not each.empty:
-                    each, words = each.replace(default=None), words | None
-                parameters.append(each.replace(kind=each.POSITIONAL_ONLY, annotation=Annotated[words, about]))
+                annotation: Any = Annotated[words if free else words | None, about]
+                own = each.replace(kind=each.POSITIONAL_ONLY, annotation=annotation)
+                parameters.append(own if free else own.replace(default=None))
     place = {n: i for i, n in enumerate(first)}
     parameters.sort(key=lambda p: (p.kind, place.get(p.name, len(place))))
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     together = len(names) > 1 and _words(hints[names[0]]) == list[str]
     if together:  # all words but the last are the first argument
-        parameters[:2] = [_several_then_one(*(helps[n] for n in names), *names)]
+        shown = f"{names[0].upper()}... {names[1].upper()}"
+        help = f"{helps[names[0]]} Then: {helps[names[1]][:1].lower()}{helps[names[1]][1:]}"
+        annotation = Annotated[list[str], Parameter(name=shown, help=help)]
+        parameters[:2] = [parameters[0].replace(annotation=annotation)]
 
     def call(*args: Any, **flags: Any) -> Any:
         if together:
@@ -90,38 +95,33 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
                 error.args, error.option = (f"{error.option.upper()}: {error.args[0]}",), None
             raise
 
-    call.__name__, call.__doc__ = name, _description(docstring)
+    paragraphs = [p for p in docstring.partition("\nArgs:")[0].split("\n\n") if not p.startswith(" ")]
+    call.__name__ = name
+    call.__doc__ = "\n\n".join(_sentence(p).removesuffix(" ::") for p in paragraphs)
     call.kinds = kinds  # type: ignore[attr-defined]  # of all options, those without a flag included
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
 
 
-def _several_then_one(help: str, help_of_last: str, name: str, last: str) -> inspect.Parameter:
-    shown = f"{name.upper()}... {last.upper()}"
-    about = Parameter(name=shown, help=f"{help} Then: {help_of_last[:1].lower()}{help_of_last[1:]}")
-    annotation = Annotated[list[str], about]
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, annotation=annotation)
-
-
 def _flag(name: str, kind: Any, group: Group, help: str, default: Any = None) -> inspect.Parameter:
-    words = _words(kind)
+    words, metavar = _words(kind), None
     if words == dict[str, str]:
         help = f"{help} Written as --{name.replace('_', '-')}.NAME VALUE."
+    if words is str:
+        numbers = {*_leaves(kind)} - {types.NoneType}
+        metavar = "N" if numbers == {int} else "X" if numbers == {float} else "TEXT"
     about = Parameter(
         group=group,
         help=help,
-        metavar=_metavar(kind, words),
+        metavar="NAME..." if words == list[str] else metavar,
         negative=None if words is bool and default is not False else "",
         show_default=False,
         required=default is inspect.Parameter.empty,
     )
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,  # what is not typed is not passed on
-        annotation=Annotated[words | None, about],
-    )
+    # The default is that nothing was typed: this is not passed on.
+    annotation, kind = Annotated[words | None, about], inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
 def _words(kind: Any) -> Any:
@@ -130,20 +130,24 @@ def _words(kind: Any) -> Any:
     Numbers stay text: :func:`_value` converts and checks them as it does in Python.
     """
     leaves = list(_leaves(kind))
-    if any(typing.get_origin(leaf) is Mapping for leaf in leaves):
+    origins = [typing.get_origin(leaf) for leaf in leaves]
+    if Mapping in origins:
         return dict[str, str]
-    choices = [c for leaf in leaves if typing.get_origin(leaf) is Literal for c in typing.get_args(leaf)]
-    several = any(typing.get_origin(leaf) is Sequence for leaf in leaves)
-    if several and not choices:
-        items = [leaf for part in leaves for leaf in _leaves(*typing.get_args(part)[:1] or (part,))]
-        choices = [c for leaf in items if typing.get_origin(leaf) is Literal for c in typing.get_args(leaf)]
     if bool in leaves:
         return bool
+    several = Sequence in origins
+    items = [leaf for part in leaves for leaf in _leaves(*typing.get_args(part)[:1])] if several else []
+    choices = [
+        choice
+        for leaf in (*leaves, *items)
+        if typing.get_origin(leaf) is Literal
+        for choice in typing.get_args(leaf)
+    ]
     word = Literal[tuple(choices)] if choices and str not in leaves else str
     return list[word] if several else word  # type: ignore[valid-type]
 
 
-def _leaves(kind: Any) -> Iterator[Any]:
+def _leaves(kind: Any = None) -> Iterator[Any]:
     """The types of a union, without ranges."""
     if typing.get_origin(kind) is Annotated:
         yield from _leaves(typing.get_args(kind)[0])
@@ -152,15 +156,6 @@ def _leaves(kind: Any) -> Iterator[Any]:
             yield from _leaves(part)
     else:
         yield kind
-
-
-def _metavar(kind: Any, words: Any) -> str | None:
-    if words == list[str]:
-        return "NAME..."
-    if words is not str:
-        return None
-    leaves = set(_leaves(kind)) - {type(None)}
-    return {frozenset({int}): "N", frozenset({float}): "X"}.get(frozenset(leaves), "TEXT")
 
 
 def _group_of(name: str) -> Group:
@@ -182,12 +177,10 @@ def _scalar(text: str) -> Any:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"{text!r} is not valid YAML: {error}") from None
-    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
-        try:
-            return float(value)
-        except ValueError:
-            return text
-    return value
+    try:
+        return float(text) if isinstance(value, str) else value  # YAML 1.1 reads 1e-3 as text
+    except ValueError:
+        return text
 
 
 def _sentence(text: str) -> str:
@@ -195,16 +188,3 @@ def _sentence(text: str) -> str:
     text = ROLE.sub(lambda found: found[1] or found[2] or found[3], " ".join(text.split()))
     text = text.partition(" In Python")[0]
     return f"{text[:1].upper()}{text[1:]}"
-
-
-def _with_default(text: str, default: Any) -> str:
-    if isinstance(default, bool) or default in (None, (), inspect.Parameter.empty):
-        return text
-    shown = ", ".join(map(str, default)) if isinstance(default, tuple) else default
-    return f"{text.rstrip('.')} (default: {shown})."
-
-
-def _description(docstring: str) -> str:
-    """The text before the arguments, without Python code."""
-    paragraphs = [p for p in docstring.partition("\nArgs:")[0].split("\n\n") if not p.startswith(" ")]
-    return "\n\n".join(_sentence(p).removesuffix(" ::") for p in paragraphs)

@@ -241,8 +241,9 @@ class Target:
 
     def encode(self, labels: Array, where: str, dtype: torch.dtype) -> Tensor:
         if labels.dtype.kind == "U":
-            place, right = {name: n for n, name in enumerate(self.names)}, shown(list(self.names))
-            _check(labels, np.isin(labels, self.names), where, f"one of {right}" if right else "a number")
+            right = f"one of {shown(list(self.names))}" if self.names else "a number"
+            _check(labels, np.isin(labels, self.names), where, right)
+            place = {name: n for n, name in enumerate(self.names)}
             return torch.tensor([place[label] for label in labels.tolist()])
         if self.task == "multilabel":
             _check(labels, np.isin(labels, (0, 1)), where, "0 or 1")
@@ -411,8 +412,12 @@ def _example(item: Any, where: str, own: bool = False) -> tuple[Any, ...]:
         return x if own else _input(x, where), y, *weight
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or a dict with a label.")
-    if len(item) > 2 and np.ndim(_numpy(item[1])) and not np.ndim(_numpy(item[-1])):
-        raise InputError(f"{where} has {len(item)} parts; put several inputs into one: ((a, b), y).")
+    if len(item) > 2:
+        label, last = np.shape(_numpy(item[1])), np.asarray(_numpy(item[2]))
+        if last.ndim == 0 and last.dtype.kind == "f":
+            raise InputError(f"{where} has 3 parts; a sample weight goes into a dict, as {WEIGHT!r}.")
+        if label and not last.shape:
+            raise InputError(f"{where} has {len(item)} parts; put several inputs into one: ((a, b), y).")
     return item[0] if own else _input(item[0], where), item[1]
 
 

@@ -20,10 +20,6 @@ from shoal.errors import InputError
 from shoal.files import write_atomically
 from shoal.vision import load
 
-COLUMNS = (
-    *("patient", "hospital", "admitted", "age", "sex", "smoker", "pain", "pressure", "cholesterol"),
-    *("ecg", "ward", "ill"),
-)
 HOSPITALS = {
     "oslo": (150, 62, 0.2, (0.12, 0.85), 0.1),
     "lima": (120, 54, -0.4, (0.15, 0.8), 0.3),
@@ -47,18 +43,17 @@ def write_table(path: str | Path = "patients.csv") -> Path:
     """
     import pandas as pd
 
-    path, draw = _new(path), random.Random(0)
-    rows = [
-        (f"{name[:3].upper()}-{number:04d}", name, *_patient(name, draw))
-        for name, (patients, *_) in HOSPITALS.items()
-        for number in range(1, patients + 1)
-    ]
-    table = pd.DataFrame(rows, columns=COLUMNS)
+    path, draw, rows = _new(path), random.Random(0), []
+    for hospital, (patients, *_) in HOSPITALS.items():
+        for number in range(1, patients + 1):
+            patient = {"patient": f"{hospital[:3].upper()}-{number:04d}", "hospital": hospital}
+            rows.append(patient | _patient(hospital, draw))
+    table = pd.DataFrame(rows)
     write_atomically(path, table.to_csv(index=False, lineterminator="\n").encode())
     return path
 
 
-def _patient(hospital: str, draw: random.Random) -> list[str]:
+def _patient(hospital: str, draw: random.Random) -> dict[str, str]:
     def unless(share: float, cell: str, missing: str = "") -> str:
         return missing if draw.random() < share else cell
 
@@ -76,19 +71,19 @@ def _patient(hospital: str, draw: random.Random) -> list[str]:
     cardiology = draw.random() < on_cardiology[ill]
     ward = "cardiology" if cardiology else draw.choice(("emergency", "general", "surgery"))
     guess = hospital == "lima" and draw.random() < 0.04
-    millimoles, milligrams = f"{cholesterol / 38.67:.1f}", f"{cholesterol:.0f}"
-    return [
-        day.isoformat(),
-        unless(0.03, f"{age:.0f}"),
-        "male" if male else "female",
-        unless(0.12, "yes" if smokes else "no"),
-        pain,
-        f"ca. {round(pressure, -1):.0f}" if guess else unless(0.05, f"{pressure:.0f}", "n/a"),
-        unless(unmeasured, millimoles if hospital == "leeds" else milligrams),
-        unless(0.06, ecg),
-        ward,
-        "yes" if ill else "no",
-    ]
+    level = f"{cholesterol / 38.67:.1f}" if hospital == "leeds" else f"{cholesterol:.0f}"
+    return {
+        "admitted": day.isoformat(),
+        "age": unless(0.03, f"{age:.0f}"),
+        "sex": "male" if male else "female",
+        "smoker": unless(0.12, "yes" if smokes else "no"),
+        "pain": pain,
+        "pressure": f"ca. {round(pressure, -1):.0f}" if guess else unless(0.05, f"{pressure:.0f}", "n/a"),
+        "cholesterol": unless(unmeasured, level),
+        "ecg": unless(0.06, ecg),
+        "ward": ward,
+        "ill": "yes" if ill else "no",
+    }
 
 
 STYLES = ("paint", "street", "night", "sketch")

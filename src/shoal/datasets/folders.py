@@ -14,7 +14,6 @@ from typing import Any, Literal
 from shoal.data.batch import DomainData
 from shoal.data.download import SAY_WHERE, Download, Source, roots
 from shoal.data.images import SIZE, image_data, read_folders, split_files, subfolders
-from shoal.data.splits import held_out_names
 from shoal.errors import InputError
 from shoal.files import read_yaml
 from shoal.settings import Pixels, Seed
@@ -95,7 +94,6 @@ def declared(path: Path) -> SimpleNamespace:
         a small network that takes images of any size; published results are those of a pretrained ResNet-50,
         which ``shoal sweep`` takes. Options as in :func:`shoal.datasets.own.load_folder`.
         """
-        held_out_names(held_out, list(layout.domains))
         files = read_folders(*layout.find(folder))
         options: dict[str, Any] = {"size": size, "augment": augment, "bad": bad, "seed": seed}
         options["augment_validation"] = augment_validation

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from shoal.data.batch import DomainData
 from shoal.data.download import Download, Source, find_files
-from shoal.data.splits import held_out_names
 from shoal.errors import InputError, TableWarning
 from shoal.files import read_yaml
 from shoal.options import Kind
@@ -56,10 +55,10 @@ def load(*, held_out: str | list[str] = "va", seed: Seed = 0, folder: str | None
     """
     from shoal.data import from_table
 
-    names, table = held_out_names(held_out, DOMAINS), read(folder)
+    table = read(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # nobody can change these files
-        return from_table(table, label="ill", domain="hospital", held_out=names, kinds=KINDS, seed=seed)
+        return from_table(table, label="ill", domain="hospital", held_out=held_out, kinds=KINDS, seed=seed)
 
 
 def read(folder: str | None = None) -> pd.DataFrame:

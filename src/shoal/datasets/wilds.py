@@ -2,9 +2,9 @@
 
 ``wilds.yaml`` describes their files; the functions here define the splits and domains of each. Options of all
 of them: ``folder`` is the dataset's own (``name_vX.Y``) or the one it is in (default: ``$SHOAL_DATA/wilds``).
-Of images, ``size`` in pixels each way, and ``bad``: ``stop`` at an image that cannot be read, or ``skip`` it.
-Of text, ``tokenizer``: of which model, by name or folder; ``max_tokens``: longer text is truncated;
-``pad_to``: batches are padded to a multiple of this, or with ``max`` to ``max_tokens``.
+Of images, ``size`` in pixels each way. Of text, ``tokenizer``: of which model, by name or folder;
+``max_tokens``: longer text is truncated; ``pad_to``: batches are padded to a multiple of this, or with
+``max`` to ``max_tokens``.
 
 Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, ICML 2021.
 """
@@ -45,7 +45,6 @@ SPLITS = {
 }
 """WILDS' names of splits, and ours."""
 Array = NDArray[Any]
-Bad = Literal["stop", "skip"]
 
 
 class Published(SimpleNamespace):
@@ -80,7 +79,7 @@ class Published(SimpleNamespace):
     def image_data(
         self, table: pd.DataFrame, labels: Any, splits: Mapping[str, Domains], groups: Any, **options: Any
     ) -> DomainData:
-        """The images of a table's rows; with ``bad="skip"``, another of the same group replaces one."""
+        """The images of a table's rows."""
         import pandas as pd
 
         group = pd.Categorical(groups)
@@ -95,8 +94,8 @@ class Published(SimpleNamespace):
             raise InputError("the text of WILDS requires datasets: pip install 'shoal[text]'.") from error
         datasets.disable_progress_bar()
         kinds = datasets.Features({self.text: datasets.Value("string")})
-        reading: dict[str, Any] = {"usecols": [self.text], "keep_default_na": False, "encoding": "utf-8"}
-        table = datasets.Dataset.from_csv(str(self.place / self.table), features=kinds, **reading)
+        file, column = str(self.place / self.table), [self.text]
+        table = datasets.Dataset.from_csv(file, features=kinds, usecols=column, keep_default_na=False)
         words = TextExamples(table.select(rows)[self.text], np.asarray(labels, np.int64), **options)
         return DomainData(
             examples=words,
@@ -115,7 +114,7 @@ def published(name: str) -> Published:
     """The dataset ``name`` as ``wilds.yaml`` describes it."""
     found = read_yaml(Path(__file__).with_name("wilds.yaml"))[name]
     about = {key: tuple(value) if isinstance(value, list) else value for key, value in found["about"].items()}
-    about["uncounted"] = frozenset(about.get("uncounted", ()))
+    about["excluded_groups"] = frozenset(about.get("excluded_groups", ()))
     return Published(**{**found, "name": name, "about": about})
 
 
@@ -175,7 +174,7 @@ def splits_of(split: Any, groups: Any, training: Any = None) -> dict[str, Domain
 # Images
 
 
-def load_camelyon17(*, folder: str | None = None, size: Pixels = 96, bad: Bad = "stop") -> DomainData:
+def load_camelyon17(*, folder: str | None = None, size: Pixels = 96) -> DomainData:
     """Read the patches; domains and groups are hospitals, of which 0, 3 and 4 are trained on.
 
     Hospital 1 is the validation split, 2 the test split, and a tenth of the others ``id_validation``.
@@ -188,10 +187,10 @@ def load_camelyon17(*, folder: str | None = None, size: Pixels = 96, bad: Bad = 
     hospital, groups = table["center"], "hospital " + table["center"].astype(str)
     conditions = [hospital == 1, hospital == 2, table["split"] == 1]
     split = np.select(conditions, ["validation", "test", "id_validation"], "train")
-    return files.image_data(table, table["tumor"], splits_of(split, groups), groups, size=size, bad=bad)
+    return files.image_data(table, table["tumor"], splits_of(split, groups), groups, size=size)
 
 
-def load_iwildcam(*, folder: str | None = None, size: Pixels = 448, bad: Bad = "stop") -> DomainData:
+def load_iwildcam(*, folder: str | None = None, size: Pixels = 448) -> DomainData:
     """Read the photos; domains and groups are the cameras' locations.
 
     Args:
@@ -204,7 +203,7 @@ def load_iwildcam(*, folder: str | None = None, size: Pixels = 448, bad: Bad = "
     labels = pd.Categorical(table["y"], range(table["y"].max() + 1))
     groups = "location " + table["location_remapped"].astype(str)
     splits = splits_of(table["split"].map(SPLITS), groups)
-    return files.image_data(table, labels, splits, groups, size=size, bad=bad)
+    return files.image_data(table, labels, splits, groups, size=size)
 
 
 def load_fmow(
@@ -212,7 +211,6 @@ def load_fmow(
     folder: str | None = None,
     group_by: Literal["year and region", "year"] = "year and region",
     size: Pixels = 224,
-    bad: Bad = "stop",
 ) -> DomainData:
     """Read the images; those before 2013 are trained on, those from 2016 on are the test split.
 
@@ -241,7 +239,7 @@ def load_fmow(
     }
     split = [splits.get(pair, "none") for pair in zip(period, table["split"], strict=True)]
     domains = splits_of(split, region, year if group_by == "year" else both)
-    return files.image_data(table, table["category"].array, domains, both.array, size=size, bad=bad)
+    return files.image_data(table, table["category"].array, domains, both.array, size=size)
 
 
 def load_poverty(
@@ -271,7 +269,7 @@ def load_poverty(
     splits = splits_of(split, table["urban"].astype(bool).map({True: "urban", False: "rural"}), countries)
     villages = Villages(files.image_paths(table), table["wealthpooled"].to_numpy(np.float32), augment)
     return DomainData(
-        examples=villages.in_splits(splits),
+        examples=villages.with_splits(splits),
         splits=splits,
         classes=None,
         input_shape=(8, 224, 224),
@@ -308,7 +306,7 @@ class Villages(Examples):
     def path(self, index: int) -> str:
         return self.paths[index]
 
-    def in_splits(self, splits: Mapping[str, Domains]) -> Villages:
+    def with_splits(self, splits: Mapping[str, Domains]) -> Villages:
         same = copy.copy(self)
         same.mirrored = np.isin(np.arange(len(self)), splits["train"].indices) & self.augment
         return same

@@ -301,13 +301,13 @@ def _run(
 
 def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> dict[str, Scores]:
     """Of outputs for all examples, split by split, by the metrics of a training on these data."""
-    metrics, selects = choose_metrics(metric, data.measures, data.task.kind)
+    metrics, selects = choose_metrics(metric, data.metrics, data.task.kind)
     scores = {}
     for split, domains in data.splits.items():
         which = domains.examples()
         truth, output = y[which], outputs[which]
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        outcome = Outcome(truth, output, groups, data.task.kind, uncounted=data.uncounted)
+        outcome = Outcome(truth, output, groups, data.task.kind, uncounted=data.excluded_groups)
         losses = outcome.points if data.classes is None else -output[np.arange(len(truth)), truth]
         loss = mean_over_domains("loss", group_means(groups, losses))
         outcome = replace(outcome, loss=loss).in_units(*data.label_scale)

@@ -121,7 +121,7 @@ def layout(
 
 def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Domains that are small, have a constant label, or have no value of the metric, each with the reason."""
-    default = (data.measures or ("accuracy" if data.classes is not None else "mse",))[0]
+    default = (data.metrics or ("accuracy" if data.classes is not None else "mse",))[0]
     name, domains, labels = (
         find_metric(metric or default).name,
         all_domains(data),

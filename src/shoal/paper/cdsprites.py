@@ -15,7 +15,7 @@ from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.paper import columns, read
 from shoal.paper.columns import Column
-from shoal.paper.figures import cdsprites_figure, samples_figure
+from shoal.paper.figures import SPLITS, cdsprites_figure, samples_figure
 from shoal.paper.recipes import Variant
 from shoal.paper.reproduce import Reproduction, Request
 
@@ -23,7 +23,6 @@ POINTS = 20
 """Evaluations per training."""
 OF_THE_PAPER = ("adam", "idgm")
 """The other parts are controls of ours."""
-SPLITS = {"test": "held-out domain", "train": "training domains"}
 
 
 def preset(kind: str) -> Any:
@@ -73,15 +72,15 @@ def plan(name: str, size: Mapping[str, Any], seeds: Iterable[int], split: str = 
     return result
 
 
-def samples(options: Mapping[str, Any], each: int = 9) -> dict[str, Any]:
+def samples(options: Mapping[str, Any]) -> dict[str, Any]:
     """A few images of every domain, as arrays for the figures."""
-    data = load("cdsprites", **{**options, "per_domain": 2 * each})
+    data = load("cdsprites", **{**options, "per_domain": 18})
     examples: Any = data.examples
     result = {}
     for split in ("train", "test"):
         domains = data.splits[split]
         for d, name in enumerate(domains.names):
-            images, _ = examples.batch(torch.as_tensor(domains.indices_of(d)[:each]).long())
+            images, _ = examples.batch(torch.as_tensor(domains.indices_of(d)[:9]).long())
             result["held-out" if split == "test" else name] = images.permute(0, 2, 3, 1).numpy()
     return result
 

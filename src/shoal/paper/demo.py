@@ -40,20 +40,19 @@ def demo(
         print(INTRODUCTION, file=sys.stderr, flush=True)
     from shoal.api.source import make_folder
     from shoal.paper import cdsprites, columns
-    from shoal.paper.figures import demo_figure
+    from shoal.paper.figures import SPLITS, demo_figure
 
     make_folder(out)
     start, size = time.monotonic(), cdsprites.preset("sizes")["demo"]
     (column,) = cdsprites.plan("adam", size, range(seeds)).values()
     records, failed = request.run(column.runs)
-    panels = {"train": "training domains", "test": "held-out domain"}
-    scores = {split: column.scores(records, split, last=True) for split in panels}
-    curves: dict[str, dict[str, list[Any]]] = {title: {} for title in panels.values()}
+    scores = {split: column.scores(records, split, last=True) for split in SPLITS}
+    curves: dict[str, dict[str, list[Any]]] = {title: {} for title in SPLITS.values()}
     for record in records.values():
-        for split, title in panels.items():
+        for split, title in SPLITS.items():
             curves[title].setdefault(record.config.name, []).append(record.curve(split))
     table = [
-        {"method": method, **{t: columns.shown(scores[s][method], column.metric) for s, t in panels.items()}}
+        {"method": method, **{t: columns.shown(scores[s][method], column.metric) for s, t in SPLITS.items()}}
         for method in scores["test"]
     ]
     text = {"seconds": time.monotonic() - start, "passes": size["passes"]}

@@ -15,26 +15,24 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-GREY, INK = "#888888", "#222222"
+GREY = "#888888"
+SPLITS = {"train": "training domains", "test": "held-out domain"}
 
 
 def _colour(method: str, number: int) -> str:
     return COLOURS.get(method, SPARE[number % len(SPARE)])
 
 
-def _legend_below(figure: Any, axes: Any, **options: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    options = {"ncols": len(labels), **options}
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", **options)
+def _legend_below(figure: Any, axes: Any, ncols: int = 5) -> None:
+    style: Any = {"frameon": False, "loc": "outside lower center", "ncols": ncols, "fontsize": 8}
+    figure.legend(*axes.get_legend_handles_labels(), **style)
 
 
 def _band(axes: Any, x: Any, y: np.ndarray, colour: str, label: str, line: str = "-") -> None:
     """The mean over seeds (columns), and within a standard deviation of it."""
-    mean = y.mean(1)
+    mean, spread = y.mean(1), y.std(1, ddof=1) if y.shape[1] > 1 else 0
     axes.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=label)
-    if y.shape[1] > 1:
-        spread = y.std(1, ddof=1)
-        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
+    axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
 
 
 def _accuracy_axes(axes: Any, title: str, xlabel: str) -> None:
@@ -58,16 +56,14 @@ def demo_figure(samples: Mapping[str, np.ndarray], curves: Mapping[str, Mapping[
     return figure
 
 
-def samples_panel(figure: Any, samples: Mapping[str, np.ndarray], columns: int = 6) -> None:
-    """A square of images, (n², h, w, 3) in [0, 1], for each domain."""
-    grid = figure.subplots(-(-len(samples) // columns), columns, squeeze=False)
+def samples_panel(figure: Any, samples: Mapping[str, np.ndarray]) -> None:
+    """Nine images, (9, h, w, 3) in [0, 1], for each domain."""
+    grid = figure.subplots(-(-len(samples) // 6), 6, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, (name, images) in zip(grid.flat, samples.items(), strict=False):
-        side = int(np.sqrt(len(images)))
         framed = np.pad(images, ((0, 0), (0, 1), (0, 1), (0, 0)), constant_values=1)
-        rows = [np.hstack([*framed[i : i + side]]) for i in range(0, side**2, side)]
-        axes.imshow(np.vstack(rows), interpolation="nearest")
+        axes.imshow(np.vstack([np.hstack([*framed[i : i + 3]]) for i in (0, 3, 6)]), interpolation="nearest")
         axes.set_title(_plain(name), fontsize=8, pad=3)
 
 
@@ -84,24 +80,22 @@ def cdsprites_figure(panels: Mapping[str, Sequence[Mapping[str, Any]]], setting:
     """
     figure = _figure(9.5, 4.4)
     figure.suptitle(setting, fontsize=9)
-    titles = {"train": "training domains", "test": "held-out domain"}
-    for axes, (split, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+    for axes, (split, title) in zip(figure.subplots(1, 2), SPLITS.items(), strict=True):
         methods = list(dict.fromkeys(row for entry in panels[split] for row in entry["ours"]))
         for number, method in enumerate(methods):
             offset = 0.4 * (number - (len(methods) - 1) / 2)  # methods that agree would hide each other
             own = {e["domains"]: e["ours"][method] for e in panels[split] if method in e["ours"]}
             counts = sorted(n for n, values in own.items() if values["mean"] is not None)
             means, spread = ([100 * (own[n][what] or 0) for n in counts] for what in ("mean", "sd"))
-            style: Any = {"color": _colour(method, number)}
-            places = [n + offset for n in counts]
-            axes.errorbar(places, means, spread, marker="o", markersize=5, capsize=3, label=method, **style)
-            style |= {"markersize": 8, "markeredgewidth": 2, "clip_on": False}
+            colour, places = _colour(method, number), [n + offset for n in counts]
+            axes.errorbar(places, means, spread, marker="o", capsize=3, label=method, color=colour)
             for claim in read("published/cdsprites.yaml"):
                 if (claim["method"], claim["split"]) == (method, split) and claim["relation"] != "below":
-                    axes.plot(claim["domains"] + offset, claim["value"], "x", **style)
+                    place = claim["domains"] + offset
+                    axes.plot(place, claim["value"], "x", color=colour, markersize=9, clip_on=False)
         _accuracy_axes(axes, title, "number of training domains N")
-    axes.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
-    _legend_below(figure, axes, ncols=4)
+    axes.plot([], [], "x", color="#444444", label="the paper")
+    _legend_below(figure, axes, 4)
     return figure
 
 
@@ -111,18 +105,18 @@ def linear_figure(paths: Mapping[str, Any], decay: float) -> Figure:
     figure.suptitle(f"weight decay {decay:g}", fontsize=10)
     accuracy, margin = figure.subplots(1, 2)
     for number, (method, path) in enumerate(paths.items()):
-        colour = _colour(method, number)
+        style: Any = {"color": _colour(method, number), "linewidth": 1.5, "label": method}
         offset = 0.5 * (number - (len(paths) - 1) / 2)  # equal accuracies would hide each other
-        accuracy.plot(path["steps"], [100 * t + offset for t in path["test"]], color=colour, linewidth=1.4)
+        accuracy.plot(path["steps"], [100 * t + offset for t in path["test"]], **style)
         w = np.array(path["weights"])
-        margin.plot(path["steps"], w[:, 0] + w[:, 4], color=colour, linewidth=1.6, label=method)
-    margin.axhline(0, color=INK, linewidth=0.8)
+        margin.plot(path["steps"], w[:, 0] + w[:, 4], **style)
+    margin.axhline(0, color="black", linewidth=0.8)
     accuracy.set(title="accuracy on the held-out domain", ylabel="%", ylim=(40, 100))
     margin.set(title="above 0 the prediction is invariant", ylabel="w₁ + b")
     for axes in (accuracy, margin):
         axes.set(xlabel="step", xscale="log")
         _tidy(axes)
-    _legend_below(figure, margin, fontsize=8, ncols=5)
+    _legend_below(figure, margin)
     return figure
 
 
@@ -154,15 +148,12 @@ def isometric_figure(panels: Mapping[float, Mapping[str, Any]]) -> Figure:
 
 
 def theorem_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
-    """1 − cos against α on logarithmic axes, with the slope of 2 that the theorem implies."""
+    """1 − cos against α on logarithmic axes; its slope by the theorem is 2."""
     figure = _figure(5.2, 4.0)
     axes = figure.subplots()
     for r in results:
         label = f"S = {r['domains']}, slope {r['slope']:.3f}"
         axes.loglog(r["alphas"], r["one_minus_cos"], "o-", markersize=3, label=label)
-    x = np.array(results[0]["alphas"])
-    line = results[0]["one_minus_cos"][-1] / 3 * (x / x[-1]) ** 2
-    axes.loglog(x, line, ":", color=INK, linewidth=1, label="slope 2")
     axes.set(title="both axes logarithmic", xlabel="inner learning rate α", ylabel="1 − cos")
     _tidy(axes)
     axes.legend(frameon=False)
@@ -178,23 +169,24 @@ def tracking_figure(
 ) -> Figure:
     """Fish beside ERM, mean and standard deviation over seeds: agreement of gradients, and scores.
 
-    Values before an update are dotted and those after it solid; a point is the mean over a fortieth of the
-    training (of inner products, which have outliers, the median). Dashed: constant classifiers.
+    Values before an update are dotted and those after it solid, each the median over a fortieth of the
+    training. Dashed: constant classifiers.
     """
     figure = _figure(12, 4.0)
     left, middle, right = figure.subplots(1, 3)
-    panels = {"mean_cosine": (left, "mean"), "mean_inner_product": (middle, "median")}
-    for kind, (axes, how) in panels.items():
+    for kind, axes in {"mean_cosine": left, "mean_inner_product": middle}.items():
         for (model, when), own in measured.groupby(["model", "when"], sort=False):
-            x, y = _smooth(own.pivot(index="iteration", columns="seed", values=kind), how)
+            values = own.pivot(index="iteration", columns="seed", values=kind)
+            groups = values.groupby(np.arange(len(values)) * min(40, len(values)) // len(values))
+            x = [values.index[rows].to_numpy().mean() for rows in groups.indices.values()]
             line = {"before": ":", "after": "-"}[when]
-            _band(axes, x, y, COLOURS[model], f"{model}, {when} the update", line)
+            _band(axes, x, groups.median().to_numpy(), COLOURS[model], f"{model}, {when} the update", line)
     scale = 100 if is_share(metric) else 1
     for model, own in scores.groupby("model", sort=False):
         values = scale * own.pivot(index="iteration", columns="seed", values="score")
         _band(right, values.index, values.to_numpy(), COLOURS[model], model)
-    for (name, values), line in zip(constants.items(), ("--", "-."), strict=True):
-        levels = [values["mean_cosine"], values["mean_inner_product"], scale * values["score"]]
+    for (name, known), line in zip(constants.items(), ("--", "-."), strict=True):
+        levels = [known["mean_cosine"], known["mean_inner_product"], scale * known["score"]]
         for axes, level in zip((left, middle, right) if line == "--" else (left,), levels, strict=False):
             axes.axhline(level, color=GREY, linewidth=1.2, linestyle=line, label=name)
     left.set(title="cosine between domains' gradients", ylabel="normalised GIP")
@@ -207,12 +199,5 @@ def tracking_figure(
         axes.set(xlabel="iteration")
         _tidy(axes)
     figure.suptitle(_plain(title))
-    _legend_below(figure, left, fontsize=9, ncols=6)
+    _legend_below(figure, left, 6)
     return figure
-
-
-def _smooth(values: pandas.DataFrame, how: str) -> tuple[np.ndarray, np.ndarray]:
-    """Averages over at least five iterations, (parts, seeds), at the mean of these; at most forty parts."""
-    parts = max(min(2, len(values)), min(40, len(values) // 5))
-    grouped = values.reset_index().groupby(np.arange(len(values)) * parts // len(values))
-    return grouped["iteration"].mean().to_numpy(), grouped[list(values.columns)].agg(how).to_numpy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import socket
@@ -19,7 +18,7 @@ from torch import Tensor
 from shoal import files
 from shoal.errors import InputError
 from shoal.training.checkpoint import load_checkpoint, save_checkpoint
-from shoal.training.loggers import Logger, Metrics, TensorBoard, WeightsAndBiases
+from shoal.training.loggers import Log, start_wandb
 from shoal.training.processes import Processes
 
 OWN = (
@@ -59,14 +58,12 @@ class RunFolder:
         self.path = Path(path)
         self.config, self.record = self.path / "config.yaml", self.path / "record.json"
         self.model, self.checkpoints = self.path / "model.safetensors", self.path / "checkpoints"
-        self.main = processes is None or processes.main
-        self.processes, self.wandb, self.hint = processes, wandb, hint
+        self.processes, self.main = processes, processes is None or processes.main
+        self.wandb, self.hint = wandb, hint
         self.saved: int | None = None
         """The step of the newest checkpoint."""
-        self._metrics: Metrics | None = None
-        self._loggers: list[Logger] = []
-        self._wandb: WeightsAndBiases | None = None
-        """The one of all stages, if there is one."""
+        self._log: Log | None = None
+        self._wandb_run: Any = None
         self._disk_full = False
         self._lock = files.file_lock(self.path / ".lock")
         try:
@@ -81,14 +78,14 @@ class RunFolder:
         return self.record.exists()
 
     @property
-    def resumable(self) -> bool:
-        """Whether there is a checkpoint."""
-        return any(self.checkpoints.glob("step-*.pt"))
-
-    @property
     def started(self) -> bool:
         """Whether there is a run to resume."""
         return self.config.exists() or self.resumable
+
+    @property
+    def resumable(self) -> bool:
+        """Whether there is a checkpoint."""
+        return any(self.checkpoints.glob("step-*.pt"))
 
     def __enter__(self) -> Self:
         if not self.main:
@@ -114,19 +111,17 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for logger in self._loggers:
-            logger.close()
-        if self.wandb and self._wandb is not None:
-            self._wandb.close()
+        if self._log is not None:
+            self._log.close()
+        if self.wandb and self._wandb_run is not None:
+            self._wandb_run.finish()
         self._lock.release()
 
     def stage(self, name: str) -> RunFolder:
         """The folder of a stage of a recipe."""
         stage = RunFolder(self.path / "stages" / name.replace(" ", "-"), self.processes, hint=self.hint)
-        stage._wandb = self._wandb
+        stage._wandb_run = self._wandb_run
         return stage
-
-    # The log and the checkpoints
 
     def restore(self) -> dict[str, Any] | None:
         """The newest checkpoint, if there is one; the log is opened, and cut back to where it was then."""
@@ -135,52 +130,42 @@ class RunFolder:
         if len(seen) > 1:
             raise InputError(f"processes see checkpoints of steps {seen}: {self.path} must be one folder.")
         if self.main:
+            length = state["log"] if state else 0
             try:
-                self._metrics = Metrics(self.path / "metrics.jsonl", state["log"] if state else 0)
+                self._log = Log(self.path, length, self.saved or 0, self._wandb_run)
             except OSError as error:
-                raise InputError(
-                    f"metrics.jsonl in {self.path} cannot be written: {error.strerror}."
-                ) from error
-            self._loggers = [self._metrics]
-            if importlib.util.find_spec("tensorboard") is not None:
-                self._loggers.append(TensorBoard(self.path / "tensorboard", self.saved or 0))
+                why = f"metrics.jsonl in {self.path} cannot be written: {error.strerror}."
+                raise InputError(why) from error
         return state
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Write a line of the log."""
-        for logger in (*self._loggers, self._wandb):
-            if logger is not None:
-                logger.log(line)
+        if self._log is not None:
+            self._log.write(line)
 
     def save(self, step: int, state: Mapping[str, Any]) -> bool:
         """Whether a checkpoint was written; a full disk is a warning."""
-        if self._metrics is None:
+        if self._log is None:
             return False
         try:
-            save_checkpoint(self.checkpoints, step, {**state, "log": self._metrics.flush()})
+            save_checkpoint(self.checkpoints, step, {**state, "log": self._log.flush()})
             self.saved, self._disk_full = step, False
         except OSError as error:
             if not self._disk_full:
                 latest = "there is none yet" if self.saved is None else f"the latest is that of {self.saved}"
-                warnings.warn(
-                    f"the checkpoint of step {step} could not be written to {self.path} ({error.strerror}); "
-                    f"{latest}. Training continues.",
-                    stacklevel=2,
-                )
+                what = f"the checkpoint of step {step} could not be written to {self.path} ({error.strerror})"
+                warnings.warn(f"{what}; {latest}. Training continues.", stacklevel=2)
             self._disk_full = True
         return not self._disk_full
 
-    # Files that are written once
-
     def write(self, name: str, content: bytes) -> None:
         """Replace the entry called ``name``, whole or not at all."""
-        if not self.main:
-            return
         path = self.path / name
         try:
-            if path.is_symlink():
+            if self.main and path.is_symlink():
                 path.unlink()  # also one to a device, which would be written to
-            files.write_atomically(path, content)
+            if self.main:
+                files.write_atomically(path, content)
         except OSError as error:
             raise InputError(
                 f"{path} could not be written ({error.strerror}). Free some disk space, then run again, "
@@ -192,7 +177,7 @@ class RunFolder:
         if not self.config.exists():
             self.write("config.yaml", files.dump_yaml(dict(config)).encode())
         if self.wandb and self.main:
-            self._wandb = WeightsAndBiases(self.wandb, config, self.path)
+            self._wandb_run = start_wandb(self.wandb, config, self.path)
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the record, the last file of a run."""
@@ -217,9 +202,8 @@ class RunFolder:
         try:
             contents |= more()
         except Exception as error:  # whatever it is, a night's training must not end without its record
-            first = (str(error).splitlines() or [""])[0]
-            message = f"the model's card could not be written ({type(error).__name__}: {first})."
-            warnings.warn(message, stacklevel=3)
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            warnings.warn(f"the model's card could not be written ({why}).", stacklevel=3)
         for name, content in contents.items():
             self.write(name, content)
         sums = {k: hashlib.sha256(v).hexdigest() for k, v in contents.items() if k != "card.md"}
