@@ -144,7 +144,7 @@ CASES: dict[str, Case] = {
     "record in order": Case(list(range(ROWS)), "dropped", name="record", warns="not used"),
     "an unnamed index": Case(list(range(ROWS)), "dropped", name="Unnamed: 0", warns="not used"),
     "numbers of rows without a name for it": Case(
-        _rng().permutation(ROWS).tolist(), "dropped", warns="numbers the rows"
+        _rng().permutation(ROWS).tolist(), "dropped", warns="different in every row"
     ),
     "patients twice each": Case(
         [n // 2 + 1 for n in range(ROWS)], "dropped", name="patient", warns="for a repeated entity"

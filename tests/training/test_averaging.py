@@ -15,7 +15,6 @@ from torch.optim.swa_utils import update_bn
 
 import shoal
 from references import swad as naive
-from shoal.errors import InputError
 from shoal.training.averaging import SWAD, make_average, refresh_batchnorm
 from training import finetuning
 
@@ -147,30 +146,6 @@ def test_swad_weighs_the_steps_of_many_trainings_as_the_naive_form_does() -> Non
         kinds |= {(kind, average.started, average.done)}
     assert {(kind, True, True) for kind in ("valley", "noisy", "rising", "broken")} <= kinds
     assert ("falling", False, False) in kinds
-
-
-@pytest.mark.parametrize(
-    ("losses", "segments"),
-    [
-        ([5, 4, 3, 2, 1], [4]),  # no start: the last segment
-        ([3, 2, 1, 2, 3, 4, 5, 6, 7, 8], [2, 3, 2, 3]),  # limit 2.6: segment 0 is over it, then 4 to 9
-        ([2.2, 2.1, 2.0, 1.9, 1.8, 1.7, 1.7, 1.7], [3, 4, 5, 3, 4, 5, 6, 7]),  # from two before the start on
-        ([9.2, 9.1, 9, 1, 2, 2, 2, 9], [3, 4, 5, 6]),  # the last is over the limit; 3 was the substitute
-        ([1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 1]),  # limit 2.6, from the first segment on
-    ],
-    ids=str,
-)
-def test_the_released_rule_by_hand(losses: list[float], segments: list[int]) -> None:
-    average = SWAD()
-    for step, (now, loss) in enumerate(zip(units(len(losses)), losses, strict=True), 1):
-        average.update(step, now)
-        average.evaluated(loss)
-    average.evaluated(0.0)  # without a step in between it does not count
-    mean: Any = average.mean()
-    expected = [segments.count(i) / len(segments) for i in range(len(losses))]
-    assert mean["tensors"][0].tolist() == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(InputError, match="validation"):
-        average.evaluated(None)
 
 
 # BatchNorm

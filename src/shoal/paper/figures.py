@@ -24,7 +24,8 @@ def _colour(method: str, number: int) -> str:
 
 
 def _legend_below(figure: Any, axes: Any, ncols: int = 5) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=ncols)
+    style: Any = {"frameon": False, "loc": "outside lower center", "ncols": ncols, "fontsize": 8}
+    figure.legend(*axes.get_legend_handles_labels(), **style)
 
 
 def _band(axes: Any, x: Any, y: np.ndarray, colour: str, label: str, line: str = "-") -> None:

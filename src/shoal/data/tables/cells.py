@@ -57,7 +57,7 @@ def _among(texts: Any, words: frozenset[str]) -> Array:
     return np.asarray(found.to_numpy(zero_copy_only=False))
 
 
-def booleans(texts: Any, how: Format = PLAIN) -> Array:
+def booleans(texts: Any) -> Array:
     return np.where(_among(texts, TRUE), 1.0, np.where(_among(texts, FALSE), 0.0, np.nan))
 
 
@@ -101,9 +101,9 @@ def numerals(texts: Any) -> Numerals:
     return Numerals(_mask(negative), body, unit)
 
 
-def numbers(texts: Any, how: Format = PLAIN) -> Array:
+def numbers(texts: Any, how: Format = PLAIN, found: Numerals | None = None) -> Array:
     """With a point, ``1,234.5`` is 1234.5 and ``1,23`` is none; times such as 7:30 are in seconds."""
-    negative, body, unit = numerals(texts)
+    negative, body, unit = found or numerals(texts)
     mark, thousands = (r"\.", ",") if how.decimal == "." else (",", r"\.")
     form = rf"(?:[0-9]*|[0-9]{{1,3}}(?:{thousands}[0-9]{{3}})+)(?:{mark}[0-9]*)?(?:[eE].*)?"
     good = matches(body, form) & _mask(pc.or_(pc.equal(unit, ""), pc.equal(unit, how.unit)))
@@ -140,10 +140,11 @@ def _seconds(texts: Any) -> Array:
     return result
 
 
-def units(texts: Any) -> Any:
+def units(texts: Any, found: Numerals) -> list[str]:
     """The unit or currency of each number, in lower case; that of times is s."""
     clock = pc.match_substring_regex(texts, _CLOCK)
-    return pc.if_else(clock, "s", numerals(texts).unit).fill_null("")
+    listed: list[str] = pc.if_else(clock, "s", found.unit).fill_null("").to_pylist()
+    return listed
 
 
 def marks(body: Any) -> dict[str, int]:

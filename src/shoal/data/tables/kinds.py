@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shoal.data.tables import cells
 from shoal.data.tables.cells import Format
-from shoal.data.tables.read import EXACT, cell_text, need_column
+from shoal.data.tables.read import EXACT, cell_text
 from shoal.data.tables.table import Table
 from shoal.errors import InputError
 
@@ -93,10 +93,8 @@ def infer(
     day_first: bool | None = None,
 ) -> dict[str, ColumnType]:
     """The type of each of these columns, from all rows; what a user says of them always wins."""
-    kinds = kinds or {}
-    for name in kinds:
-        need_column(name, table, "kinds")
-    return {name: _inferred(_Content(name, table, decimal, day_first), kinds.get(name)) for name in names}
+    said = kinds or {}
+    return {name: _inferred(_Content(name, table, decimal, day_first), said.get(name)) for name in names}
 
 
 def number_format(table: Table, name: str, decimal: str | None) -> Format:
@@ -156,11 +154,11 @@ class _Content:
             mark = "," if shown["open,"] else "."
             marked = cells.matches(self.texts, rf".*[0-9]\{mark}[0-9]{{3}}(?:[^0-9].*)?")
             sample = self.texts.filter(pa.array(marked))[:1]
-            (value,) = cells.numbers(sample, Format(decimal, cells.units(sample)[0].as_py()))
+            numeral = cells.numerals(sample)
+            (value,) = cells.numbers(sample, Format(decimal, cells.units(sample, numeral)[0]), numeral)
             note = f"{sample[0].as_py()!r} is read as {value:g} (1{mark}234 can mean 1234 or 1.234; "
             note += "set the option decimal)"
-        units = Counter() if column.plain else Counter(cells.units(self.texts).to_pylist())
-        units.pop("", None)
+        units = Counter([] if column.plain else filter(None, column.units))
         return Format(decimal, units.most_common(1)[0][0] if units else ""), note
 
     @cached_property
@@ -264,7 +262,7 @@ def _is_boolean(texts: Any) -> bool:
 
 def _identifier(content: _Content, kind: str) -> tuple[str, str]:
     """Why a column is taken for an identifier of rows or entities, or a note if it may be one."""
-    rows, values = content.known, content.numbers
+    rows, values, why = content.known, content.numbers, ""
     distinct, named = len(content.counted[0]), bool(_IDENTIFIER.search(content.name))
     whole = values is None or not (values % 1 != 0).any()  # else it is a measurement
     if kind not in ("numeric", "categorical", "text") or not whole:
@@ -274,37 +272,31 @@ def _identifier(content: _Content, kind: str) -> tuple[str, str]:
     )
     repeated = "is named like an identifier, and few rows share a value (set group for a repeated entity)"
     mixed = kind == "categorical" and NOTABLE <= max(map(content.share, ("numeric", "date"))) < ENOUGH
-    if rows < FEW or kind == "text" or mixed:
+    if rows < FEW or kind == "text" or mixed or (kind == "numeric" and values is None):
         return "", maybe
-    if kind == "categorical":
-        if distinct >= ENOUGH * rows:
-            return "is different in (almost) every row, like an identifier", ""
+    if values is None or kind == "categorical":
         coded = np.mean([bool(_CODED.fullmatch(name)) for name in content.first(1000)]) > ENOUGH
-        if distinct >= rows / 2 and coded:
-            return "looks like an identifier (a code shared by few rows)", ""
-        return (repeated, "") if named and distinct > CATEGORIES and distinct >= rows / 20 else ("", maybe)
-    plain = values is not None
-    if values is None:
-        values = content.column.values(kind, content.how(kind))[0]
-        values = values[~np.isnan(values)]
-        if (values % 1 != 0).any():
-            return "", maybe
+        if distinct >= ENOUGH * rows:
+            why = "is different in (almost) every row, like an identifier"
+        elif distinct >= rows / 2 and coded:
+            why = "looks like an identifier (a code shared by few rows)"
+        elif named and distinct > CATEGORIES and distinct >= rows / 20:
+            why = repeated
+        return why, maybe * (not why)
     steps, dense = np.diff(values), np.ptp(values) + 1 <= 2 * distinct
     ordered = bool((steps >= 0).all() or (steps <= 0).all())
-    if distinct == len(values):
-        if named:
-            return "is different in every row and is named like an identifier", ""
-        if dense:
-            return "numbers the rows, like an identifier", ""
+    if distinct == rows and (named or dense):
+        why = f"is different in every row{' and is named' * named} like an identifier"
+    elif distinct == rows:
         low, high = np.quantile(values, [0.25, 0.75])
         repeats = (rows / 2) ** 2 / 2 / max(1.0, high - low)  # expected among the middle half
         long = values.min() >= 10**6 and len(str(int(values.min()))) == len(str(int(values.max())))
-        unique = "an integer that is different in every row; if it is an identifier, drop it"
-        return "", unique * bool(plain and (ordered or repeats >= 3 or long))
-    if distinct <= max(CATEGORIES // 2, rows / 20) or not (named or (ordered and dense)):
-        return "", maybe
-    follows = "follows the order of the rows, like an identifier (set group for a repeated entity)"
-    return (repeated if named else follows), ""
+        if ordered or repeats >= 3 or long:
+            maybe = "an integer that is different in every row; if it is an identifier, drop it"
+    elif distinct > max(CATEGORIES // 2, rows / 20) and (named or (ordered and dense)):
+        follows = "follows the order of the rows, like an identifier (set group for a repeated entity)"
+        why = repeated if named else follows
+    return why, maybe * (not why)
 
 
 def _code(content: _Content) -> str:
@@ -383,14 +375,13 @@ def _is_text(content: _Content) -> bool:
 
 def _some_units(content: _Content) -> str:
     """Per cent, kilograms or thousands (k) beside plain numbers may be two scales."""
-    how = content.number_format[0]
+    how, column = content.number_format[0], content.column
     if not how.unit:
         return ""
-    bare = np.array(cells.units(content.texts).to_pylist()) == ""
-    bare &= ~np.isnan(cells.numbers(content.texts, how))
+    bare = (np.array(column.units) == "") & ~np.isnan(cells.numbers(column.encoded[0], how, column.numerals))
     if not bare.any():
         return ""
-    sample = _short(content.texts[int(np.argmax(bare))].as_py())
+    sample = _short(column.distinct[int(np.argmax(bare))])
     return (
         f"some cells have the unit {how.unit} and some have none ({sample!r}): all are read on the same scale"
     )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, get_args
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -32,9 +31,11 @@ from shoal.data.tables.read import need_column
 from shoal.data.tables.table import Table, as_table
 from shoal.errors import InputError, TableWarning
 from shoal.options import DropRows, TableOptions
+from shoal.options import Names as Columns
 from shoal.settings import checked
 
 Array = NDArray[Any]
+Value = TypeVar("Value")
 
 
 @checked
@@ -101,62 +102,52 @@ def content_of(
     return Content(as_table(table, **reading), roles, options)
 
 
-def _names(names: Any) -> list[str]:
-    several = [names] if isinstance(names, (str, int)) else names or ()
-    return list(dict.fromkeys(map(str, several)))
-
-
 class Content:
     """A table with what is known of its columns and rows, and the ``problems`` for which it is refused."""
 
     def __init__(self, table: Table, roles: Mapping[str, str | None], options: TableOptions) -> None:
         self.table, self.options = table, options
         self.problems: list[InputError] = []
-        self.roles: dict[str, str] = {}
-        self.drop: list[str] = []
-        self.features: list[str] = []
+        decimal, kinds, attempt = options.get("decimal"), options.get("kinds") or {}, self._attempt
+        self.roles = attempt(lambda: self._find_roles(roles)) or {}
+        self.drop = attempt(lambda: self._find(options.get("drop"), "list of those to drop")) or []
+        self.features = attempt(self._find_features) or []
+        attempt(lambda: self._find([*kinds], "kinds"))
+        label, domain, group = (self.roles.get(role) for role in ("label", "domain", "group"))
+        self.written = number_format(table, label, decimal) if label else Format()
         self.dropped_rows: dict[str, Array] = {}
+        attempt(self._drop_rows)
+        table, numbers = self.table, self.table.numbers
+        typed = partial(infer, table, decimal=decimal, day_first=options.get("day_first"))
         self.types: dict[str, ColumnType] = {}
+        for name in self.features:
+            said = {name: kinds[name]} if name in kinds else {}
+            self.types |= attempt(partial(typed, [name], said)) or typed([name])
         self.target: Labels | None = None
         self.domains: Domains | None = None
         self.entities: Array | None = None
-        self.written = Format()
-        decimal, day_first = options.get("decimal"), options.get("day_first")
-        with self._collected():
-            self.roles = self._find_roles(roles)
-        with self._collected():
-            self.drop = [need_column(n, table, "list of those to drop") for n in _names(options.get("drop"))]
-        with self._collected():
-            self.features = self._find_features()
-        label, domain, group = (self.roles.get(role, "") for role in ("label", "domain", "group"))
         if label:
-            self.written = number_format(table, label, decimal)
-        with self._collected():
-            self._drop_rows()
-        table = self.table
-        with self._collected():
-            self.types = infer(table, self.features, options.get("kinds"), decimal, day_first)
-        with self._collected():
-            if label:
-                task = options.get("task")
-                self.target = Labels.read(table[label], label, task, self.written, table.numbers)
+            task = options.get("task")
+            self.target = attempt(lambda: Labels.read(table[label], label, task, self.written, numbers))
         for name in self.features if label else ():
             if table.frame[label].equals(table.frame[name].rename(label)):
                 message = f"column {name!r} is a copy of the label {label!r}; drop it."
                 self.problems.append(InputError(message))
-        with self._collected():
-            if domain:
-                self.domains = domains_of(table[domain], domain, table.numbers)
-        with self._collected():
-            if group:
-                self.entities = entities_of(table[group], group, table.numbers)
+        if domain:
+            self.domains = attempt(lambda: domains_of(table[domain], domain, numbers))
+        if group:
+            self.entities = attempt(lambda: entities_of(table[group], group, numbers))
 
-    @contextmanager
-    def _collected(self) -> Iterator[None]:
+    def _attempt(self, step: Callable[[], Value]) -> Value | None:
         try:
-            yield
+            return step()
         except InputError as error:
             self.problems.append(error)
+            return None
+
+    def _find(self, names: Columns | None, what: str) -> list[str]:
+        several = [names] if isinstance(names, (str, int)) else names or ()
+        return list(dict.fromkeys(need_column(str(name), self.table, what) for name in several))
 
     def _find_roles(self, given: Mapping[str, str | None]) -> dict[str, str]:
         roles = {
@@ -170,7 +161,7 @@ class Content:
     def _find_features(self) -> list[str]:
         if self.options.get("columns") is None:
             return [name for name in self.table if name not in (*self.roles.values(), *self.drop)]
-        names = [need_column(name, self.table, "features") for name in _names(self.options["columns"])]
+        names = self._find(self.options["columns"], "features")
         for role, name in self.roles.items():
             if name in names:
                 raise InputError(f"column {name!r} is the {role}; it cannot be a feature.")
@@ -299,7 +290,7 @@ class Content:
             input_shape=(encoder.width,),
             model="tabular",
             notes=notes | self.notes(splits, encoder.dropped),
-            measures={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
+            metrics={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
             class_names=target.names,
             inputs=encoder.to_dict(),
             entities=self.entities,
@@ -331,7 +322,7 @@ class TableRows(TensorData):
             return self
         return TableRows(self.x.to(device), self.y.to(device), self.fitted)
 
-    def in_splits(self, splits: Mapping[str, Domains]) -> TableRows:
+    def with_splits(self, splits: Mapping[str, Domains]) -> TableRows:
         """Itself, in splits of which only ``train`` has rows that it was fitted to."""
         for name, domains in splits.items():
             if name != "train" and np.isin(domains.examples(), self.fitted).any():

@@ -82,10 +82,7 @@ def need_column(name: str, columns: Iterable[str], what: str) -> str:
     if name in known:
         return name
     listed = ", ".join(map(repr, known[:30])) + (", …" if len(known) > 30 else "")
-    near = {each.lower(): each for each in known}
-    hint = did_you_mean(name.lower(), near)
-    for lower, each in near.items():
-        hint = hint.replace(f"{lower!r}?", f"{each!r}?")
+    hint = did_you_mean(name, known)
     raise InputError(f"there is no column {name!r} for the {what}.{hint} Columns: {listed or 'none'}.")
 
 
@@ -236,25 +233,18 @@ def _in_memory(source: Any) -> pd.DataFrame:
         raise InputError(
             f"a table must be a file, a DataFrame or a mapping of columns, got {type(source).__name__}."
         )
-    columns = {str(name): _series(values, str(name)) for name, values in source.items()}
+    columns = dict[str, pd.Series]()
+    for name, values in source.items():
+        array = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+        if getattr(array, "ndim", 1) != 1:
+            raise InputError(f"column {name!r} has shape {array.shape}; it must have one value per row.")
+        known = isinstance(array, pd.Series | np.ndarray)
+        series = pd.Series(array) if known else pd.Series(list(array), dtype=object)
+        columns[str(name)] = series.reset_index(drop=True)
     if len({len(values) for values in columns.values()}) > 1:
         each = ", ".join(f"{name!r} {len(values):,}" for name, values in list(columns.items())[:4])
         raise InputError(f"the columns have different lengths: {each}.")
-    frame = pd.DataFrame(dict(enumerate(columns.values())))  # by number: two may have one name
-    return frame.set_axis([str(name) for name in source], axis=1)
-
-
-def _series(values: Any, name: str) -> pd.Series:
-    if isinstance(values, pd.Series):
-        return values.reset_index(drop=True)
-    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
-    if type(values).__module__.startswith("pyarrow"):
-        return values.to_pandas(types_mapper=pd.ArrowDtype)
-    if not isinstance(values, np.ndarray):
-        return pd.Series(list(values), dtype=object)
-    if values.ndim != 1:
-        raise InputError(f"column {name!r} has shape {values.shape}; it must have one value per row.")
-    return pd.Series(values)
+    return pd.DataFrame(columns)
 
 
 def _plain(values: pd.Series, name: str) -> pd.Series:
@@ -265,7 +255,8 @@ def _plain(values: pd.Series, name: str) -> pd.Series:
     kind = pd.api.types.infer_dtype(series, skipna=True)
     if kind in ("timedelta64", "timedelta"):
         return pd.to_timedelta(series.astype(object)).dt.as_unit("us") / pd.Timedelta(seconds=1)
-    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
+    large = kind == "integer" and series.dtype == object and (series.dropna().map(abs) > EXACT).any()
+    if kind in ("integer", "floating", "mixed-integer-float", "decimal") and not large:
         numbers = series if series.dtype != object else pd.to_numeric(series, dtype_backend="numpy_nullable")
         numbers = pd.Series(numbers.to_numpy(np.float64, na_value=np.nan))
         if kind in ("floating", "decimal") or not (numbers.abs() > EXACT).any():

@@ -19,7 +19,6 @@ from shoal.data.tables.read import cell_text, read
 from shoal.errors import InputError
 
 Array = NDArray[Any]
-PARSERS = {"numeric": cells.numbers, "boolean": cells.booleans, "date": cells.dates}
 
 
 class Column:
@@ -79,10 +78,20 @@ class Column:
         return cells.plain_numbers(pc.if_else(pa.array(cells.is_missing(self.arrow)), None, self.arrow))
 
     @cached_property
+    def numerals(self) -> cells.Numerals:
+        """The distinct cells as numbers that are not read yet."""
+        return cells.numerals(self.encoded[0])
+
+    @cached_property
+    def units(self) -> list[str]:
+        """The unit of each distinct cell; empty where there is none."""
+        return cells.units(self.encoded[0], self.numerals)
+
+    @cached_property
     def marks(self) -> dict[str, int]:
         """What its text shows of the decimal mark (:func:`~shoal.data.tables.cells.marks`)."""
         if self.plain is None:
-            return cells.marks(cells.numerals(self.encoded[0].filter(pa.array(~self.missing))).body)
+            return cells.marks(self.numerals.body)
         first, every = (pc.utf8_ltrim(texts, characters="+-") for texts in (self.arrow[:2000], self.arrow))
         shown = cells.marks(first)
         return shown if shown["."] or shown[","] else cells.marks(every)
@@ -102,7 +111,11 @@ class Column:
         if kind == "numeric" and self.plain is not None and self.plain[1] == how.decimal:
             return self.plain[0], {}
         texts, codes = self.encoded
-        found = np.where(self.missing, np.nan, PARSERS[kind](texts, how))
+        if kind == "numeric":
+            found = cells.numbers(texts, how, self.numerals)
+        else:
+            found = cells.dates(texts, how) if kind == "date" else cells.booleans(texts)
+        found = np.where(self.missing, np.nan, found)
         bad = np.flatnonzero(np.isnan(found) & ~self.missing)
         return np.append(found, np.nan)[codes], {self.distinct[n]: int(self.counts[n]) for n in bad}
 
