@@ -1,12 +1,9 @@
 """What a comparison must beat: the majority class, a linear model and, on tables, gradient boosting.
 
-They get the same splits as the algorithms, learn from training examples alone, have as many trials, and are
-recorded like any run. Boosting is evaluated along the way, as a training is, and the number of rounds is
-selected on validation. A model that is saved is then fitted again to training and validation examples.
-
-The linear model of images is one of a few averaged pixels, or of the features of a frozen backbone; that of
-text is one of the TF-IDF of its tokens. Its coefficients are the head of a network that computes these from
-rows, images or token ids, so that it is saved, loaded and exported as any network.
+They get the same splits and as many trials as the algorithms, and are recorded like any run; the number of
+rounds of boosting is selected on validation. The linear model of images is one of a few averaged pixels, or
+of the features of a frozen backbone; that of text is one of the TF-IDF of its tokens. It is saved as the head
+of a network that computes these.
 """
 
 from __future__ import annotations

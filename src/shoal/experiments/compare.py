@@ -1,8 +1,7 @@
 """Hold domains out: which algorithm works on a domain that it was not trained on.
 
 Every domain is held out in turn (many domains in groups, the *folds*), or the dataset's own test split is
-used. For each algorithm, fold and seed, a few hyperparameter trials are run, and the best on validation
-examples of the training domains is selected; the held-out domain selects nothing.
+used. The trial that is best on validation examples of the training domains is selected.
 """
 
 from __future__ import annotations
