@@ -71,6 +71,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "patience with nothing": ({"patience": 3}, "patience: 3 requires validation"),
     "optimizer instance": ({"optimizer": SGD(network().parameters(), 0.1)}, "optimizer must"),
     "optimizer makes none": ({"optimizer": lambda p: None}, "optimizer must .*got NoneType"),
+    "optimizer of others": (
+        {"optimizer": lambda p: SGD(nn.Linear(1, 1).parameters(), 0.1)},
+        "optimizer must train the parameters",
+    ),
     "nothing to train": ({"model": network().requires_grad_(False)}, "no parameter that requires a gradient"),
     "no parameter": ({"model": nn.Linear(3, 2).requires_grad_(False)}, "nothing to train"),
     "capture on a CPU": ({"capture": True}, "capture=True .*CUDA"),

@@ -289,7 +289,7 @@ def _run(job: Job, folder: RunFolder | None) -> Fit:
         rule=job.selected[1],
         seconds=job.seconds,
         captured=job.trainer.steps.graph is not None,
-        agreement=list(job.trainer.agreement),
+        agreement=list(record["agreement"]),
         record=record,
         _files=functools.partial(model_files, setup, recipe, record, config),
     )

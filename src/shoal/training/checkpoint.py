@@ -31,7 +31,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     path = folder / f"step-{step:010d}.pt"
     with replacing(path) as file:
         torch.save({"step": step, "state": tree_map_with_path(_plain, state)}, file)
-    older = [p for p in _files(folder) if _step(p) < step][NEWEST - 1 :]
+    older = [old for old in _checkpoints(folder) if old.name < path.name][NEWEST - 1 :]
     for old in (*older, *folder.glob(".step-*")):  # and what a killed process has left half written
         old.unlink(missing_ok=True)
     return path
@@ -40,7 +40,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
 def load_checkpoint(folder: Path) -> tuple[int, dict[str, Any]] | None:
     """The step and the state of the newest checkpoint that can be read; None if there are none."""
     damaged = []
-    for path in _files(folder):
+    for path in _checkpoints(folder):
         try:
             with zipfile.ZipFile(path) as file:
                 if (part := file.testzip()) is not None:  # the checksum of each part
@@ -61,14 +61,9 @@ def load_checkpoint(folder: Path) -> tuple[int, dict[str, Any]] | None:
     return None
 
 
-def _files(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first."""
-    named = [path for path in folder.glob("step-*.pt") if path.stem[5:].isdigit()]
-    return sorted(named, key=_step, reverse=True)
-
-
-def _step(path: Path) -> int:
-    return int(path.stem[5:])
+def _checkpoints(folder: Path) -> list[Path]:
+    """Newest first."""
+    return sorted(folder.glob("step-" + "[0-9]" * 10 + ".pt"), reverse=True)
 
 
 def _plain(path: Any, value: Any) -> Any:
@@ -90,24 +85,13 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     No code from the file is run. Besides a plain dict of tensors, one under ``"state_dict"``, ``"model"`` or
     ``"state"`` is found, as in a checkpoint.
     """
-    tree = _read_weights(Path(path))
-    for name in ("state_dict", "model", "state") * 2:  # also nested in each other
-        if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
-            tree = tree[name]
-    if not isinstance(tree, Mapping) or not tree or not all(isinstance(v, Tensor) for v in tree.values()):
-        raise InputError(
-            f"weights: {path} holds {shown(tree)}; it must hold a dict of names and tensors, or have one "
-            "under 'state_dict' or 'model'."
-        )
-    return {str(name): value.detach() for name, value in tree.items()}
-
-
-def _read_weights(path: Path) -> Any:
+    path = Path(path)
     try:
         if path.suffix.lower() == ".safetensors":
-            return safetensors.torch.load(path.read_bytes())
-        with warnings.catch_warnings(action="ignore"):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            tree: Any = safetensors.torch.load(path.read_bytes())
+        else:
+            with warnings.catch_warnings(action="ignore"):
+                tree = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"weights: {path} cannot be read ({error.strerror or error}).") from error
     except Exception as error:  # many kinds
@@ -117,3 +101,12 @@ def _read_weights(path: Path) -> Any:
             f"weights: {path} {what}. Shoal reads weights only and runs no code from a file; save them with "
             "safetensors.torch.save_file."
         ) from error
+    for name in ("state_dict", "model", "state") * 2:  # also nested in each other
+        if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
+            tree = tree[name]
+    if not isinstance(tree, Mapping) or not tree or not all(isinstance(v, Tensor) for v in tree.values()):
+        raise InputError(
+            f"weights: {path} holds {shown(tree)}; it must hold a dict of names and tensors, or have one "
+            "under 'state_dict' or 'model'."
+        )
+    return {str(name): value.detach() for name, value in tree.items()}

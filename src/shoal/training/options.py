@@ -61,7 +61,10 @@ def make_optimizer(options: FitOptions, parameters: list[nn.Parameter]) -> Optim
         raise InputError(f"invalid options of the optimizer: {error}") from error
     if not isinstance(made, Optimizer):
         raise InputError(f"must return a torch optimizer, got {type(made).__name__}.", "optimizer")
+    given = set(parameters)
     for group in made.param_groups:
+        if not given.issuperset(group["params"]):
+            raise InputError("must train the parameters that it is given, and no others.", "optimizer")
         if not learning_rate(group) > 0:  # NaN too
             raise InputError(f"the learning rate must be positive, got lr={group['lr']}.")
     return made

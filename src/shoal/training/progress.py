@@ -17,12 +17,9 @@ EVERY = 10.0
 
 
 class Progress:
-    """On stderr. A stream that fails, such as that of a closed terminal, ends the progress and no more.
+    """On stderr, where ``shown`` is no function, which is called with the step and a note instead.
 
-    Args:
-        label: what is done.
-        steps: number of steps.
-        shown: whether anything is shown, or a function that is called with the step and a note instead.
+    A stream that fails, such as that of a closed terminal, ends the progress and no more.
     """
 
     def __init__(self, label: str, steps: int, shown: bool | Callable[[int, str], None] = True) -> None:
@@ -43,7 +40,6 @@ class Progress:
             self.close()
 
     def update(self, step: int, note: str = "") -> None:
-        """Show the step and a note; the function is told as well."""
         if self.step == 0:  # from here on steps are timed; those before may be of an earlier process
             self.first, self.began = step, time.monotonic()
         self.step = step
@@ -52,20 +48,16 @@ class Progress:
         self.show(note)
 
     def show(self, note: str) -> None:
-        """Show a note; on a terminal at once."""
         now = time.monotonic()
-        if self.stream is None or not (self.terminal or now - self.printed >= EVERY):
+        if not (self.terminal or now - self.printed >= EVERY):
             return
         parts = [self.label, f"{self.step:,}/{self.steps:,} steps"]
         if done := self.step - self.first:
             seconds = (now - self.began) / done * (self.steps - self.step)
             parts.append(f"{timedelta(seconds=round(seconds))} left")
         line, self.printed = "  ".join([*parts, clean(note)]).rstrip(), now
-        encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        line = line.encode(encoding, "replace").decode(encoding)
-        self._write(
-            f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}" if self.terminal else f"{line}\n"
-        )
+        width = shutil.get_terminal_size().columns - 1
+        self._write(f"\r\x1b[K{line[:width]}" if self.terminal else f"{line}\n")
 
     def close(self) -> None:
         """Clear the line of a terminal."""
@@ -77,5 +69,5 @@ class Progress:
             if self.stream is not None:
                 self.stream.write(text)
                 self.stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # also of an encoding that lacks a character
             self.stream = None

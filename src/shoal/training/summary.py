@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def summary(job: Job, status: str = "finished", error: str = "") -> dict[str, Any]:
     """Everything measured, as plain data."""
-    history, setup = job.points, job.setup
+    history, setup, tracking = job.points, job.setup, job.trainer.tracking
     point, rule = job.selected if history else (None, "last step")
     formats = {"memory_format": "channels-last"} if setup.channels_last else {}
     formats |= {"precision": "bf16"} if setup.options["precision"] == "bf16" else {}
@@ -35,7 +35,7 @@ def summary(job: Job, status: str = "finished", error: str = "") -> dict[str, An
         "error": error,
         "warm_up": tuple(each.to_dict() for each in job.warm.history) if job.warm else (),
         "notes": dict(setup.data.notes),
-        "agreement": tuple(job.trainer.agreement),
+        "agreement": tuple(tracking.measurements) if tracking else (),
         "interpolation": job.trainer.selection.interpolation,
     }
 

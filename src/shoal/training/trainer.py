@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ LOG_EVERY = 50
 SECONDS, TOGETHER_EVERY = 0.5, 10
 """After how long losses are read off the device, at the latest; several processes do so after some steps."""
 CHECKPOINT_SECONDS = 60.0
+NO_MEMORY = "allocate memory"  # of the CPU, in the words of torch
 KERNELS = ("foreach", "fused", "capturable")
 
 
@@ -60,11 +61,6 @@ class Trainer:
         self.signals = Signals(watch=False)
         self.seconds, self._began = 0.0, time.monotonic()
         self._saved = self._read = self._began
-
-    @property
-    def agreement(self) -> list[dict[str, Any]]:
-        """What was tracked; only the newest measurement has its matrix, the log has all of them."""
-        return self.tracking.measurements if self.tracking is not None else []
 
     @property
     def selected(self) -> tuple[Point, str]:
@@ -101,7 +97,7 @@ class Trainer:
             self._notify("on_start")
             loader = setup.loader(setup.sampler, state.step, state.steps)
             state.gather = loader.gather
-            with closing(loader):
+            with closing(loader), _enough_memory(setup):
                 self._loop(loader.draws() if isinstance(setup.data.examples, TensorData) else iter(loader))
             self.selection.finish()
         except BaseException:
@@ -139,17 +135,7 @@ class Trainer:
         state.batch = batch
         seed_all(seed, setup.device)
         self._notify("before_step")
-        try:
-            log = self.steps(state, seed)
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-                raise
-            size, count = setup.sampler.batch_size, setup.sampler.domains_per_step
-            raise InputError(
-                f"{size:,} examples from each of {count} domains do not fit in memory; set a smaller one, "
-                "or accumulate=2.",
-                "batch_size",
-            ) from error
+        log = self.steps(state, seed)
         by_domain = setup.sampler.draw in ("domains", "one-domain")
         self.monitor.add(log, batch.ids if by_domain else None)
         state.step += 1
@@ -239,37 +225,50 @@ class Trainer:
         named |= {f"callback {n}": each for n, each in enumerate(setup.options["callbacks"])}
         return {name: part for name, part in named.items() if part is not None}
 
-    def _optimizers(self) -> dict[str, Optimizer]:
-        engine = self.setup.engine
-        return {"model": engine.optimizer, **engine.auxiliary}
-
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the training depends on."""
+        engine = self.setup.engine
         return {
             "training": _identity(self.setup),
             "step": self.state.step,
             "seconds": self._seconds_now(),
             "history": [point.to_dict() for point in self.history],
-            "optimizers": {name: _optimizer_state(each) for name, each in self._optimizers().items()},
+            "optimizers": [_optimizer_state(each) for each in (engine.optimizer, *engine.auxiliary.values())],
             **{name: dict(part.state_dict()) for name, part in self._parts().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a checkpoint was made; that of another training is refused."""
-        before, now = state["training"], _identity(self.setup)
+        before, now, engine = state["training"], _identity(self.setup), self.setup.engine
         if different := [k for k in now if before.get(k) != now[k]]:
             changes = ", ".join(f"{k} was {before.get(k)!r}, now {now[k]!r}" for k in different)
             raise InputError(f"the checkpoint belongs to another training: {changes}.")
         self.state.step, self.seconds = state["step"], state["seconds"]
         self.history[:] = [Point.from_dict(point) for point in state["history"]]
-        for name, optimizer in self._optimizers().items():
-            _load_optimizer(optimizer, state["optimizers"][name])
         try:
+            optimizers = (engine.optimizer, *engine.auxiliary.values())
+            for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+                _load_optimizer(optimizer, saved)
             for name, part in self._parts().items():
                 if name in state:  # a callback may be new
                     part.load_state_dict(state[name])
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise InputError(f"the checkpoint does not fit this model: {error}") from error
+
+
+@contextmanager
+def _enough_memory(setup: Setup) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and NO_MEMORY not in str(error):
+            raise
+        size, count = setup.sampler.batch_size, setup.sampler.domains_per_step
+        raise InputError(
+            f"{size:,} examples from each of {count} domains do not fit in memory; set a smaller one, or "
+            "accumulate=2.",
+            "batch_size",
+        ) from error
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -283,11 +282,10 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 def _load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Its moments and settings, but not how they are computed: that is this device's and this run's."""
-    before, saved = [dict(group) for group in optimizer.param_groups], state["param_groups"]
-    if len(saved) == len(before):
-        kernels = [{k: group[k] for k in KERNELS if k in group} for group in before]
-        saved = [{**group, **own} for group, own in zip(saved, kernels, strict=True)]
-    optimizer.load_state_dict({**state, "param_groups": saved})
+    before, groups = [dict(group) for group in optimizer.param_groups], []
+    for group, old in zip(state["param_groups"], before, strict=True):
+        groups.append({**group, **{name: old[name] for name in KERNELS if name in old}})
+    optimizer.load_state_dict({**state, "param_groups": groups})
     for group, old in zip(optimizer.param_groups, before, strict=True):
         if isinstance(old.get("lr"), Tensor):
             group["lr"] = old["lr"].fill_(float(group["lr"]))
