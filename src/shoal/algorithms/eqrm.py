@@ -28,8 +28,7 @@ class EQRM(Algorithm):
         start: number of steps for which the mean loss is minimised; a float is a fraction of the training.
         quantile_lr: learning rate after ``start``; ``None``: unchanged. A schedule applies to both, and parts
             of the model with a learning rate of their own keep its ratio to the others.
-        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
-            :mod:`shoal.penalties`.
+        batch_norm: BatchNorm statistics over all domains or per domain (see :mod:`shoal.penalties`).
 
     Reference: Eastwood et al., Probable Domain Generalization via Quantile Risk Minimization, NeurIPS 2022.
     """

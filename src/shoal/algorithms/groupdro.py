@@ -19,8 +19,7 @@ class GroupDRO(Algorithm):
 
     Args:
         step_size: step size η; with 0 the weights remain equal.
-        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
-            :mod:`shoal.penalties`.
+        batch_norm: BatchNorm statistics over all domains or per domain (see :mod:`shoal.penalties`).
 
     Reference: Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020.
     """

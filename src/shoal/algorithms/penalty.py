@@ -65,10 +65,8 @@ class Penalised(Algorithm):
     Args:
         weight: weight of the penalty.
         start: number of steps for which the weight is ``before``; a float is a fraction of the training.
-        ramp: number of steps over which the weight then rises linearly; a float is a fraction of the
-            training.
-        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
-            :mod:`shoal.penalties`.
+        ramp: number of steps over which the weight then rises linearly, or a fraction of the training.
+        batch_norm: BatchNorm statistics over all domains or per domain (see :mod:`shoal.penalties`).
         features: name of the layer that returns the features (default: the input of the last linear layer).
     """
 

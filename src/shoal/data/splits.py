@@ -88,7 +88,8 @@ def hold_out_examples(domains: Domains, share: Share, seed: int) -> tuple[Domain
         emptied = np.logical_and.reduceat(held, domains.offsets[:-1])
         held &= ~np.isin(domains.indices, domains.indices[domains.offsets[:-1][emptied]])
     if not held.any():
-        raise InputError(f"share={share} of these {len(domains)} domains holds out no example.")
+        few = f"the {len(domains):,} domains have {len(domains.indices):,} examples, too few"
+        raise InputError(f"{few} to hold out a share of {share} for validation.")
     return domains.filter(~held), domains.filter(held)
 
 

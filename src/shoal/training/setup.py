@@ -302,7 +302,7 @@ class Setup:
         options, data, limit = self.options, self.data, self.options["eval_limit"]
         step = self.sampler.domains_per_step * options["batch_size"]
         splits = [split for split in SPLITS if split in data.splits and self.scored]
-        metrics, selects = choose_metrics(options["metric"], data.measures, self.task.kind)
+        metrics, selects = choose_metrics(options["metric"], data.metrics, self.task.kind)
         self.evaluator = Evaluator(
             data.examples.evaluation(),
             {split: data.splits[split] for split in splits},
@@ -317,7 +317,7 @@ class Setup:
             enter=channels_last if self.channels_last else lambda x: x,
             metrics=metrics,
             selects=selects,
-            uncounted=data.uncounted,
+            uncounted=data.excluded_groups,
             watch=lambda split, done, total: self.progress.show(f"evaluating {split} {done:,}/{total:,}"),
             label_scale=data.label_scale,
         )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shoal.data.tables import cells
 from shoal.data.tables.cells import Format
-from shoal.data.tables.read import EXACT, cell_text, need_column
+from shoal.data.tables.read import EXACT, cell_text
 from shoal.data.tables.table import Table
 from shoal.errors import InputError
 
@@ -93,10 +93,8 @@ def infer(
     day_first: bool | None = None,
 ) -> dict[str, ColumnType]:
     """The type of each of these columns, from all rows; what a user says of them always wins."""
-    kinds = kinds or {}
-    for name in kinds:
-        need_column(name, table, "kinds")
-    return {name: _inferred(_Content(name, table, decimal, day_first), kinds.get(name)) for name in names}
+    said = kinds or {}
+    return {name: _inferred(_Content(name, table, decimal, day_first), said.get(name)) for name in names}
 
 
 def number_format(table: Table, name: str, decimal: str | None) -> Format:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -108,41 +108,42 @@ class Content:
     def __init__(self, table: Table, roles: Mapping[str, str | None], options: TableOptions) -> None:
         self.table, self.options = table, options
         self.problems: list[InputError] = []
-        decimal, attempt = options.get("decimal"), self._attempt
-        self.roles: dict[str, str] = attempt(lambda: self._find_roles(roles), {})
-        self.drop: list[str] = attempt(lambda: self._find(options.get("drop"), "list of those to drop"), [])
-        self.features: list[str] = attempt(self._find_features, [])
+        decimal, kinds, attempt = options.get("decimal"), options.get("kinds") or {}, self._attempt
+        self.roles = attempt(lambda: self._find_roles(roles)) or {}
+        self.drop = attempt(lambda: self._find(options.get("drop"), "list of those to drop")) or []
+        self.features = attempt(self._find_features) or []
+        attempt(lambda: self._find([*kinds], "kinds"))
         label, domain, group = (self.roles.get(role) for role in ("label", "domain", "group"))
         self.written = number_format(table, label, decimal) if label else Format()
         self.dropped_rows: dict[str, Array] = {}
-        attempt(self._drop_rows, None)
+        attempt(self._drop_rows)
         table, numbers = self.table, self.table.numbers
-        self.types: dict[str, ColumnType] = attempt(
-            lambda: infer(table, self.features, options.get("kinds"), decimal, options.get("day_first")), {}
-        )
+        typed = partial(infer, table, decimal=decimal, day_first=options.get("day_first"))
+        self.types: dict[str, ColumnType] = {}
+        for name in self.features:
+            said = {name: kinds[name]} if name in kinds else {}
+            self.types |= attempt(partial(typed, [name], said)) or typed([name])
         self.target: Labels | None = None
         self.domains: Domains | None = None
         self.entities: Array | None = None
         if label:
             task = options.get("task")
-            self.target = attempt(
-                lambda: Labels.read(table[label], label, task, self.written, numbers), self.target
-            )
+            self.target = attempt(lambda: Labels.read(table[label], label, task, self.written, numbers))
         for name in self.features if label else ():
             if table.frame[label].equals(table.frame[name].rename(label)):
                 message = f"column {name!r} is a copy of the label {label!r}; drop it."
                 self.problems.append(InputError(message))
         if domain:
-            self.domains = attempt(lambda: domains_of(table[domain], domain, numbers), self.domains)
+            self.domains = attempt(lambda: domains_of(table[domain], domain, numbers))
         if group:
-            self.entities = attempt(lambda: entities_of(table[group], group, numbers), self.entities)
+            self.entities = attempt(lambda: entities_of(table[group], group, numbers))
 
-    def _attempt(self, step: Callable[[], Value], otherwise: Value) -> Value:
+    def _attempt(self, step: Callable[[], Value]) -> Value | None:
         try:
             return step()
         except InputError as error:
             self.problems.append(error)
-            return otherwise
+            return None
 
     def _find(self, names: Columns | None, what: str) -> list[str]:
         several = [names] if isinstance(names, (str, int)) else names or ()
@@ -289,7 +290,7 @@ class Content:
             input_shape=(encoder.width,),
             model="tabular",
             notes=notes | self.notes(splits, encoder.dropped),
-            measures={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
+            metrics={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
             class_names=target.names,
             inputs=encoder.to_dict(),
             entities=self.entities,
@@ -321,7 +322,7 @@ class TableRows(TensorData):
             return self
         return TableRows(self.x.to(device), self.y.to(device), self.fitted)
 
-    def in_splits(self, splits: Mapping[str, Domains]) -> TableRows:
+    def with_splits(self, splits: Mapping[str, Domains]) -> TableRows:
         """Itself, in splits of which only ``train`` has rows that it was fitted to."""
         for name, domains in splits.items():
             if name != "train" and np.isin(domains.examples(), self.fitted).any():

@@ -255,7 +255,8 @@ def _plain(values: pd.Series, name: str) -> pd.Series:
     kind = pd.api.types.infer_dtype(series, skipna=True)
     if kind in ("timedelta64", "timedelta"):
         return pd.to_timedelta(series.astype(object)).dt.as_unit("us") / pd.Timedelta(seconds=1)
-    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
+    large = kind == "integer" and series.dtype == object and (series.dropna().map(abs) > EXACT).any()
+    if kind in ("integer", "floating", "mixed-integer-float", "decimal") and not large:
         numbers = series if series.dtype != object else pd.to_numeric(series, dtype_backend="numpy_nullable")
         numbers = pd.Series(numbers.to_numpy(np.float64, na_value=np.nan))
         if kind in ("floating", "decimal") or not (numbers.abs() > EXACT).any():
