@@ -50,17 +50,8 @@ MOST_CLASSES = 512
 class Setup:
     """The parts of a training. Everything is checked when it is made; nothing is trained.
 
-    Args:
-        algorithm: name or class of the algorithm.
-        model: model to train, in place.
-        data: examples and splits.
-        options: complete options; what is not given of them is then decided by the model and the data.
-        label: name of the run in messages.
-        stage: stage of a recipe, or ``"train"``.
-        processes: the processes that train together.
-        only: the part of the model that is trained, if not all of it.
-        horizon: the number of steps that algorithms schedule by, if not that of ``options``.
-        frozen: mode of the rest of the model where only a part is trained.
+    ``only`` is the part of the model that is trained, if not all of it, and ``frozen`` the mode of the rest;
+    ``horizon`` is the number of steps that algorithms schedule by, if not that of ``options``.
     """
 
     def __init__(
@@ -156,7 +147,7 @@ class Setup:
             raise InputError(f"{forms}; give the model one output, or train without other splits.")
         if not self.scored:
             warn(f"{forms}, which cannot be compared: nothing is evaluated.", stacklevel=5)
-        default = F.mse_loss if classes is None else F.cross_entropy
+        default: Any = F.mse_loss if classes is None else F.cross_entropy
         default = F.binary_cross_entropy_with_logits if kind == "multilabel" else default
         steps = horizon or options["steps"]
         self.task = Task(len(data.splits["train"]), classes, features=width, kind=kind, steps=steps)
@@ -169,11 +160,7 @@ class Setup:
             self._check_loss(output, y, bool(weight))
 
     def _check_loss(self, output: Any, y: Tensor, weighted: bool) -> None:
-        """Refuse a loss that is not one number, or not what is asked of it.
-
-        The pieces of a loss whose terms are known are put together exactly; any other must be the plain mean
-        of its examples' losses.
-        """
+        """Refuse a loss that is not one number, or cannot be divided as is asked of it."""
         algorithm, task, pieces = self.algorithm, self.task, self.options["accumulate"]
         loss, terms, name = algorithm.loss, algorithm.terms, type(algorithm).__name__
         if weighted and terms is None:
@@ -255,10 +242,7 @@ class Setup:
             )
 
     def _make_engine(self) -> None:
-        """The optimizer, its schedule, and what belongs to fine-tuning.
-
-        MIRO and L2-SP are parts of the algorithm, with which they are moved, trained and saved.
-        """
+        """MIRO and L2-SP are parts of the algorithm, with which they are moved, trained and saved."""
         from shoal.training.miro import Miro
 
         options, model, algorithm = self.options, self.model, self.algorithm
