@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, RandomSampler
 
-from shoal.data.images import DEVIATION, MEAN, image_data, read_folders, split_files
+from shoal.data.images import MEAN, STD, image_data, read_folders, split_files
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
 from shoal.vision import load
@@ -60,7 +60,7 @@ def plain(root: Path, workers: int) -> Iterator[int]:
     v2, folder = load("torchvision.transforms.v2", "images"), load("torchvision.datasets", "images")
     steps = [v2.RandomResizedCrop(SIZE, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
     steps += [v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(), v2.PILToTensor()]
-    steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, DEVIATION)]
+    steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     data = folder.ImageFolder(str(root), v2.Compose(steps))
     sampler = RandomSampler(data, replacement=True, num_samples=10**7)
     for x, _ in DataLoader(data, S * B, sampler=sampler, num_workers=workers):

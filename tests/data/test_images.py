@@ -14,7 +14,7 @@ from torch import Tensor
 
 import shoal
 from shoal import datasets
-from shoal.data.images import DEVIATION, MEAN, ImageFiles, image_frame
+from shoal.data.images import MEAN, STD, ImageFiles, image_frame
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
@@ -46,7 +46,7 @@ def only(path: Path, **options: Any) -> ImageFiles:
 def pixels(path: Path, size: int) -> np.ndarray:
     """An example as numbers 0..255 again, (h, w, 3)."""
     x = only(path, size=size)[0][0].permute(1, 2, 0).numpy()
-    return 255 * (x * np.array(DEVIATION) + np.array(MEAN))
+    return 255 * (x * np.array(STD) + np.array(MEAN))
 
 
 def touch(root: Path, *places: str) -> None:
@@ -244,7 +244,7 @@ def test_training_stops_at_a_broken_image_and_names_it(workers: int, broken: Pat
 
 def test_a_skipped_image_gives_way_to_the_next_of_its_domain(broken: Path) -> None:
     files = datasets.load("image-folder", folder=str(broken), size=32, bad="skip", augment=False).examples
-    examples: Any = files.in_splits({})  # type: ignore[attr-defined]
+    examples: Any = files.with_splits({})  # type: ignore[attr-defined]
     names = [Path(p).parts[-3:] for p in examples.paths]
     at = names.index(("a", "kind 1", "1.jpg"))
     with pytest.warns(UserWarning, match=r"1\.jpg' is skipped: OSError"):

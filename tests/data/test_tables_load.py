@@ -88,7 +88,7 @@ class TestFromTable:
         assert data.input_shape == (5,)
         assert data.splits["test"].names == ("kyoto",)
         assert data.splits["train"].names == ("lima", "oslo")
-        assert data.measures == ("accuracy", "AUC")
+        assert data.metrics == ("accuracy", "AUC")
         model = models.build(data.model, input_shape=data.input_shape, classes=data.classes, seed=0)
         run = shoal.fit("fish", model, data, steps=30, lr=0.01, progress=False)  # lima has 5 of 16 in a batch
         assert run.accuracy("kyoto") > 0.6
@@ -133,7 +133,7 @@ class TestFromTable:
         table = patients()
         table["age"] = np.nan_to_num(table["age"], nan=50.0)
         data = from_table(table, label="age", domain="site", held_out="kyoto")
-        assert (data.classes, data.class_names, data.measures) == (None, (), ("mse", "R²"))
+        assert (data.classes, data.class_names, data.metrics) == (None, (), ("mse", "R²"))
         examples = data.examples
         assert isinstance(examples, TableRows)
         y = examples.y[data.splits["train"].examples()]

@@ -75,7 +75,7 @@ def test_a_run_whose_worker_is_killed_resumes(store: Store) -> None:
         lock = store.workplace(config) / ".lock"
         while not over.wait(0.05):
             if list(store.workplace(config).glob("checkpoints/step-*")):
-                os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+                os.kill(int(lock.read_text().split()[1]), signal.SIGKILL)
                 return
 
     killer = threading.Thread(target=kill)

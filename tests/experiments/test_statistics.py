@@ -10,8 +10,6 @@ from scipy import stats
 from sklearn import metrics
 
 from shoal.experiments.statistics import (
-    CLASSIFICATION,
-    REGRESSION,
     Estimate,
     calibration,
     classification,
@@ -37,7 +35,6 @@ def drawn(rows: int, classes: int, seed: int = 0, ties: bool = False) -> tuple[A
 def test_classification_is_scikit_learns(classes: int, ties: bool) -> None:
     p, y = drawn(300, classes, ties=ties)
     found = classification(p, y)
-    assert tuple(found) == CLASSIFICATION
     score, truth = (p[:, 1], y) if classes == 2 else (p, np.eye(classes)[y])
     expected = {
         "accuracy": metrics.accuracy_score(y, p.argmax(1)),
@@ -57,7 +54,6 @@ def test_regression_is_scikit_learns() -> None:
     y = rng.normal(100, 20, 200)
     output = y + rng.normal(2, 5, 200)
     found = regression(output, y)
-    assert tuple(found) == REGRESSION
     assert found["MAE"].value == pytest.approx(metrics.mean_absolute_error(y, output))
     assert found["RMSE"].value == pytest.approx(metrics.root_mean_squared_error(y, output))
     assert found["R²"].value == pytest.approx(metrics.r2_score(y, output))
@@ -69,7 +65,7 @@ def test_rows_repeated_within_entities_change_nothing() -> None:
     p, y = drawn(40, 2)
     rows = np.repeat(np.arange(40), 10)
     once, repeated = classification(p, y), classification(p[rows], y[rows], rows.astype(str))
-    for name in set(CLASSIFICATION) - {"accuracy"}:
+    for name in set(once) - {"accuracy"}:
         assert vars(repeated[name]) == pytest.approx(vars(once[name]))
     assert repeated["accuracy"].low == pytest.approx(once["accuracy"].low, abs=0.01)
     output = 1.0 * y + p[:, 0]

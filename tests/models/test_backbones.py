@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.data.images import DEVIATION, MEAN
+from shoal.data.images import MEAN, STD
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run, start_from
@@ -137,7 +137,7 @@ def test_the_record_says_which_weights(requests: list[tuple[str, bool]], tmp_pat
 
 def test_images_are_normalized_as_each_model_wants_them() -> None:
     raw = torch.rand(2, 3, 4, 4)
-    mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, DEVIATION))
+    mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, STD))
     x = (raw - mean) / deviation
     half = Backbone(nn.Flatten(), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     torch.testing.assert_close(half(x), ((raw - 0.5) / 0.5).flatten(1))

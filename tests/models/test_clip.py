@@ -72,7 +72,7 @@ def test_the_zero_shot_head_is_the_models_own(kind: str, folders: dict[str, str]
     """With one template the logits are those of the whole model."""
     import transformers
 
-    from shoal.data.images import DEVIATION, MEAN
+    from shoal.data.images import MEAN, STD
 
     model, x = made(folders[kind], prompts="a good {}").eval(), images()
     theirs = transformers.AutoModel.from_pretrained(folders[kind]).eval()
@@ -80,7 +80,7 @@ def test_the_zero_shot_head_is_the_models_own(kind: str, folders: dict[str, str]
     tokens = tokenizer(
         [f"a good {n}" for n in NAMES], padding="max_length", max_length=16, return_tensors="pt"
     )
-    mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, DEVIATION))
+    mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, STD))
     own_mean, own_deviation = (torch.tensor(v).view(-1, 1, 1) for v in NORMALIZATION[kind])
     pixels = (x * deviation + mean - own_mean) / own_deviation
     with torch.no_grad():

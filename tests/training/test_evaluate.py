@@ -43,7 +43,7 @@ def example_data(classes: int | None = 3, measures: tuple[str, ...] = ()) -> Any
         "test": Domains.from_indices({"c": test[:30], "d": test[20:], "e": test[:3]}),
     }
     examples = TensorData(torch.from_numpy(x), torch.from_numpy(y))
-    own: dict[str, Any] = {"measures": measures, "uncounted": frozenset("e"), "input_shape": (4,)}
+    own: dict[str, Any] = {"metrics": measures, "excluded_groups": frozenset("e"), "input_shape": (4,)}
     return DomainData(examples, splits, classes=classes, model="mlp", **own)
 
 
@@ -60,7 +60,7 @@ def test_metrics_are_those_of_the_model_s_predictions(batch: int) -> None:
     data, model = example_data(), network()
     names = ["worst-group accuracy", "10th-percentile accuracy", "macro F1", "AUC", "accuracy"]
     options: dict[str, Any] = {"metrics": [metric(n) for n in names], "selects": METRICS["AUC"]}
-    options |= {"batch_size": batch, "uncounted": data.uncounted}
+    options |= {"batch_size": batch, "uncounted": data.excluded_groups}
     found = Evaluator(data.examples, data.splits, Task(2, 3), **options)(model)
     y, logits = data.examples.y.numpy(), model(data.examples.x).detach().numpy()
     for split, domains in data.splits.items():

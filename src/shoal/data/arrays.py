@@ -241,8 +241,9 @@ class Target:
 
     def encode(self, labels: Array, where: str, dtype: torch.dtype) -> Tensor:
         if labels.dtype.kind == "U":
-            place, right = {name: n for n, name in enumerate(self.names)}, shown(list(self.names))
-            _check(labels, np.isin(labels, self.names), where, f"one of {right}" if right else "a number")
+            right = f"one of {shown(list(self.names))}" if self.names else "a number"
+            _check(labels, np.isin(labels, self.names), where, right)
+            place = {name: n for n, name in enumerate(self.names)}
             return torch.tensor([place[label] for label in labels.tolist()])
         if self.task == "multilabel":
             _check(labels, np.isin(labels, (0, 1)), where, "0 or 1")

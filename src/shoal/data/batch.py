@@ -198,7 +198,7 @@ class Examples(Dataset[Any]):
         """Return the same examples without random changes."""
         return self
 
-    def in_splits(self, splits: Mapping[str, Domains]) -> Examples:
+    def with_splits(self, splits: Mapping[str, Domains]) -> Examples:
         """Return the same examples for other splits: some datasets augment those of ``"train"`` only."""
         return self
 
@@ -270,8 +270,8 @@ class DomainData:
         input_shape: shape of an input, without the batch dimension.
         model: name of the default model.
         notes: remarks that are needed to interpret results.
-        measures: metrics (see :mod:`shoal.training.metrics`); the first one is used for selection.
-        uncounted: groups that are not considered for the worst group.
+        metrics: names of metrics (see :mod:`shoal.training.metrics`); the first one is used for selection.
+        excluded_groups: groups that are not considered for the worst group.
         class_names: names of the classes, in order.
         inputs: the preprocessing of raw tables, images or text, as plain data, for new data.
         kind: kind of the task, one of :data:`TASKS` (default: inferred from ``classes``).
@@ -284,8 +284,8 @@ class DomainData:
     input_shape: tuple[int, ...]
     model: str
     notes: Mapping[str, str] = field(default_factory=dict)
-    measures: tuple[str, ...] = ()
-    uncounted: frozenset[str] = frozenset()
+    metrics: tuple[str, ...] = ()
+    excluded_groups: frozenset[str] = frozenset()
     class_names: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = field(default_factory=dict)
     kind: str | None = None
@@ -314,4 +314,4 @@ class DomainData:
 
     def split_as(self, splits: Mapping[str, Domains], notes: Mapping[str, str]) -> DomainData:
         """Return the same examples with other splits, and remarks on them."""
-        return replace(self, examples=self.examples.in_splits(splits), splits=splits, notes=notes)
+        return replace(self, examples=self.examples.with_splits(splits), splits=splits, notes=notes)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIZE = 224
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """What a file's content may be, whatever its name says. EPS is not among them: Pillow starts Ghostscript."""
@@ -233,25 +233,23 @@ def has_transparency(path: str) -> bool:
 
 
 class ToTensor:
-    """An image, squashed, as float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
+    """An image, squashed, as float32 (3, ``size``, ``size``), less ``mean`` and over ``std``.
 
     ``description`` is itself as plain data; see :mod:`shoal.data.inputs`.
     """
 
-    def __init__(
-        self, size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
-    ) -> None:
+    def __init__(self, size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> None:
         load("PIL.Image", "images")
         self.size = size
-        self.description = {"kind": "image", "size": size, "mean": list(mean), "deviation": list(deviation)}
-        self.mean, self.deviation = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
+        self.description = {"kind": "image", "size": size, "mean": list(mean), "deviation": list(std)}
+        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (mean, std))
 
     def __call__(self, image: Image) -> Tensor:
         from PIL import Image
 
         resized = np.array(image.resize((self.size, self.size), Image.Resampling.BILINEAR))
         pixels = torch.from_numpy(resized).permute(2, 0, 1).contiguous()
-        return (pixels / 255 - self.mean) / self.deviation
+        return (pixels / 255 - self.mean) / self.std
 
 
 def augmentation(size: int) -> Callable[[Image], Image]:
@@ -272,7 +270,7 @@ class ImageFiles(Examples):
     """Image files as examples: float32 (3, ``size``, ``size``), normalized as ImageNet's images are.
 
     Images are squashed to a square, as in DomainBed. With ``augment`` those in the split ``"train"``
-    (:meth:`in_splits`) are augmented, and no others; :meth:`evaluation` augments none. With
+    (:meth:`with_splits`) are augmented, and no others; :meth:`evaluation` augments none. With
     ``augment_validation`` images of training and validation are augmented there too, as DomainBed does: each
     always in the same way, by ``seed`` and its place among the files.
 
@@ -328,7 +326,7 @@ class ImageFiles(Examples):
         """What :func:`decode` reads."""
         return self.paths[index]
 
-    def in_splits(self, splits: Mapping[str, Domains]) -> Self:
+    def with_splits(self, splits: Mapping[str, Domains]) -> Self:
         same = copy.copy(self)
         same.split = np.zeros(len(self), np.int8)
         for number, name in enumerate(dict.fromkeys([*SPLITS, *splits]), 1):
@@ -381,7 +379,7 @@ def image_data(
     **about: Any,
 ) -> DomainData:
     """Image files as :class:`~shoal.data.DomainData`; ``options`` are those of :class:`ImageFiles`."""
-    examples, notes = ImageFiles(files, **options).in_splits(splits), dict(notes or {})
+    examples, notes = ImageFiles(files, **options).with_splits(splits), dict(notes or {})
     some = files["path"].iloc[np.linspace(0, len(files) - 1, min(64, len(files)), dtype=np.int64)]
     if path := next((path for path in some if has_transparency(path)), None):
         notes["images"] = "transparent pixels become white"

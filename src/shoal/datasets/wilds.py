@@ -114,7 +114,7 @@ def published(name: str) -> Published:
     """The dataset ``name`` as ``wilds.yaml`` describes it."""
     found = read_yaml(Path(__file__).with_name("wilds.yaml"))[name]
     about = {key: tuple(value) if isinstance(value, list) else value for key, value in found["about"].items()}
-    about["uncounted"] = frozenset(about.get("uncounted", ()))
+    about["excluded_groups"] = frozenset(about.get("excluded_groups", ()))
     return Published(**{**found, "name": name, "about": about})
 
 
@@ -269,7 +269,7 @@ def load_poverty(
     splits = splits_of(split, table["urban"].astype(bool).map({True: "urban", False: "rural"}), countries)
     villages = Villages(files.image_paths(table), table["wealthpooled"].to_numpy(np.float32), augment)
     return DomainData(
-        examples=villages.in_splits(splits),
+        examples=villages.with_splits(splits),
         splits=splits,
         classes=None,
         input_shape=(8, 224, 224),
@@ -306,7 +306,7 @@ class Villages(Examples):
     def path(self, index: int) -> str:
         return self.paths[index]
 
-    def in_splits(self, splits: Mapping[str, Domains]) -> Villages:
+    def with_splits(self, splits: Mapping[str, Domains]) -> Villages:
         same = copy.copy(self)
         same.mirrored = np.isin(np.arange(len(self)), splits["train"].indices) & self.augment
         return same

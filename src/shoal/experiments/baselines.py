@@ -1,12 +1,9 @@
 """What a comparison must beat: the majority class, a linear model and, on tables, gradient boosting.
 
-They get the same splits as the algorithms, learn from training examples alone, have as many trials, and are
-recorded like any run. Boosting is evaluated along the way, as a training is, and the number of rounds is
-selected on validation. A model that is saved is then fitted again to training and validation examples.
-
-The linear model of images is one of a few averaged pixels, or of the features of a frozen backbone; that of
-text is one of the TF-IDF of its tokens. Its coefficients are the head of a network that computes these from
-rows, images or token ids, so that it is saved, loaded and exported as any network.
+They get the same splits and as many trials as the algorithms, and are recorded like any run; the number of
+rounds of boosting is selected on validation. The linear model of images is one of a few averaged pixels, or
+of the features of a frozen backbone; that of text is one of the TF-IDF of its tokens. It is saved as the head
+of a network that computes these.
 """
 
 from __future__ import annotations
@@ -304,13 +301,13 @@ def _run(
 
 def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> dict[str, Scores]:
     """Of outputs for all examples, split by split, by the metrics of a training on these data."""
-    metrics, selects = choose_metrics(metric, data.measures, data.task.kind)
+    metrics, selects = choose_metrics(metric, data.metrics, data.task.kind)
     scores = {}
     for split, domains in data.splits.items():
         which = domains.examples()
         truth, output = y[which], outputs[which]
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        outcome = Outcome(truth, output, groups, data.task.kind, uncounted=data.uncounted)
+        outcome = Outcome(truth, output, groups, data.task.kind, uncounted=data.excluded_groups)
         losses = outcome.points if data.classes is None else -output[np.arange(len(truth)), truth]
         loss = mean_over_domains("loss", group_means(groups, losses))
         outcome = replace(outcome, loss=loss).in_units(*data.label_scale)

@@ -99,21 +99,14 @@ def _connect(ray: Any) -> None:
         ray.init(**options)
     except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
         what = f"no Ray cluster at address {address!r}" if address else "Ray could not be started here"
-        reason = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
-        raise InputError(f"{what}: {reason}.") from error
+        raise InputError(f"{what}: {(str(error).splitlines() or [repr(error)])[0]}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
 
 
 def _work(
-    config: RunConfig,
-    store: Store,
-    device: str,
-    options: Mapping[str, Any],
-    home: str,
-    version: str,
-    variables: dict[str, str],
+    config: RunConfig, store: Store, device: str, options: Any, home: str, version: str, variables: Any
 ) -> None:
     """What a Ray worker does. An InputError ends the whole execution: the node cannot do any run."""
     import torch

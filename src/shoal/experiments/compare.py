@@ -1,8 +1,7 @@
 """Hold domains out: which algorithm works on a domain that it was not trained on.
 
 Every domain is held out in turn (many domains in groups, the *folds*), or the dataset's own test split is
-used. For each algorithm, fold and seed, a few hyperparameter trials are run, and the best on validation
-examples of the training domains is selected; the held-out domain selects nothing.
+used. The trial that is best on validation examples of the training domains is selected.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def layout(
 
 def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Domains that are small, have a constant label, or have no value of the metric, each with the reason."""
-    default = (data.measures or ("accuracy" if data.classes is not None else "mse",))[0]
+    default = (data.metrics or ("accuracy" if data.classes is not None else "mse",))[0]
     name, domains, labels = (
         find_metric(metric or default).name,
         all_domains(data),

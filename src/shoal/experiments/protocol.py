@@ -1,16 +1,15 @@
 """DomainBed's protocol: how a dataset is split, and every run of a sweep.
 
 As published (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021): each domain is cut
-into 80 % in and 20 % out; one domain is held out, training uses the in-splits of the others, with a batch of
-each domain in every step, for ERM too; each seed has its own split and tries the default hyperparameters and
-those of a random search. :mod:`shoal.experiments.selection` selects among them afterwards.
+into 80 % in and 20 % out; one domain is held out, and training uses the in-splits of the others. Each seed
+has its own split and tries the default hyperparameters and those of a random search.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.data.splits import hold_out_domains
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.search import RATES, Space, changed, sample
 from shoal.settings import Size, search_space
@@ -132,18 +131,15 @@ def plan(
     seeds: int = SEEDS,
     search: int = SEARCH,
     pairs: bool = False,
-    held_out: Mapping[str, Sequence[str]] | None = None,
     steps: int = STEPS,
     eval_every: int | None = None,
     **fields: Any,
 ) -> list[RunConfig]:
     """Every run of a sweep; equal arguments give equal runs, and more seeds or trials add some.
 
-    ``datasets`` maps names to options. Every domain is held out in turn, or those that ``held_out`` lists for
-    a dataset; ``pairs`` adds the runs of leave-one-domain-out selection: each of these together with every
-    other domain. An algorithm may have a way of sampling, as in ``fish:regrouped``. ``fields`` are further
-    fields of every configuration. All algorithms try the same learning rates and batch sizes. A dataset may
-    declare the model and data options of DomainBed (``DOMAINBED``); what is set here takes precedence.
+    ``datasets`` maps names to options; ``pairs`` adds the runs of leave-one-domain-out selection, in which
+    two domains are held out. ``fields`` are further fields of every configuration. All algorithms try the
+    same learning rates and batch sizes. What a dataset declares in ``DOMAINBED`` is a default.
     """
     for name in algorithms:
         algorithm_class(split_draw(name)[0])
@@ -155,8 +151,8 @@ def plan(
         if len(names) < 2:
             raise InputError(f"dataset {dataset!r} has one domain, {names[0]!r}; none is left to train on.")
         names = sorted(names, key=lambda n: order.index(n) if n in order else len(order))
-        chosen = list((held_out or {}).get(dataset, names))
-        check_names("domain to hold out:", chosen, names)
+        groups = [[name] for name in names]
+        groups += map(list, itertools.combinations(names, 2)) if pairs and len(names) > 2 else []
         spaces = spaces_of(dataset, data.input_shape)
         common = {"eval_every": eval_every or spaces.eval_every, "select": "last", **fields}
         common["model"] = common.get("model") or spaces.network
@@ -166,19 +162,11 @@ def plan(
         configs += [
             _config(base, algorithm, data.model, spaces, out, seed, trial)
             for seed in range(seeds)
-            for out in _groups(names, chosen, pairs)
+            for out in groups
             for algorithm in algorithms
             for trial in range(search)
         ]
     return configs
-
-
-def _groups(names: Sequence[str], chosen: Sequence[str], pairs: bool) -> Iterator[list[str]]:
-    """Each of ``chosen`` alone; then each pair with one of them, unless that leaves nothing to train on."""
-    for name in chosen:
-        yield [name]
-    if pairs and len(names) > 2:
-        yield from (list(pair) for pair in itertools.combinations(names, 2) if set(pair) & set(chosen))
 
 
 def _config(

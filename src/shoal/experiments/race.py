@@ -1,10 +1,8 @@
 """A race: every row once, then more trials and seeds only for rows that can still be recommended.
 
-The stages are the baselines; every row once, with its defaults; hyperparameter trials; further seeds. After
-each of them the table is complete, and rows leave, see :func:`shoal.experiments.recommend.leaving`. How many
-trials and seeds there are depends on the data and on the arguments, not on the machine: the most of
-:data:`SIZES` that take about ten minutes on two cores. All rows have early stopping, and a run is the same
-as in an exhaustive comparison, in which no row leaves.
+How many trials and seeds there are depends on the data and on the arguments, not on the machine: the most of
+:data:`SIZES` that take about ten minutes on two cores. After each stage the table is complete, and rows leave
+(:func:`shoal.experiments.recommend.leaving`). In an exhaustive comparison no row leaves.
 """
 
 from __future__ import annotations

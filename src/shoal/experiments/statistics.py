@@ -1,12 +1,8 @@
 """Statistics: means with intervals, Holm's correction, and metrics of predictions with 95 % intervals.
 
 *What is independent* is stated by the caller, as one cluster code per value: rows of one entity (``group``),
-domains that were held out together, or seeds of one domain are a cluster. Clusters are independent of each
-other; what depends within a cluster, and how, does not matter.
-
-Intervals of means are Student's, from the cluster sums. Those of metrics (AUC, R² …) come from the jackknife
-that leaves out one block of clusters at a time, and are symmetric on the scale of log odds for shares, and on
-that of logarithms for errors. They describe sampling of entities within the same domains, not other domains.
+domains that were held out together, or seeds of one domain are a cluster. They describe sampling of entities
+within the same domains, not other domains.
 """
 
 from __future__ import annotations
@@ -22,15 +18,13 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 from scipy.special import expit, logit, stdtrit
+from scipy.stats import binomtest
 
 Array = NDArray[Any]
-Z = 1.959963984540054
 BLOCKS = 50
 """Of the jackknife, at most: its cost does not grow with the number of clusters."""
 BINS, SIMULATED = 10, 500
 """Of the calibration: bins of the probability, and simulations of perfect calibration."""
-CLASSIFICATION = ("accuracy", "balanced accuracy", "AUC", "average precision", "log loss", "Brier score")
-REGRESSION = ("MAE", "RMSE", "R²", "mean error")
 
 
 # Means
@@ -122,11 +116,9 @@ def holm(ps: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    adjusted, largest = [1.0] * len(ps), 0.0
-    for rank, number in enumerate(sorted(range(len(ps)), key=lambda n: ps[n])):
-        largest = max(largest, min(1.0, (len(ps) - rank) * ps[number]))
-        adjusted[number] = largest
-    return adjusted
+    order = np.argsort(ps)
+    adjusted = np.maximum.accumulate(np.asarray(ps)[order] * np.arange(len(ps), 0, -1))
+    return np.minimum(adjusted, 1.0)[np.argsort(order)].tolist()
 
 
 # Metrics of predictions
@@ -163,7 +155,9 @@ def estimate(
     if not math.isfinite(value):
         return Estimate(None, undefined="one class" if math.isnan(value) else "infinite")
     if scale == "share" and not 0 < value < 1:
-        return wilson(value, fewest or count)
+        independent = fewest or count
+        ends = binomtest(round(value * independent), independent).proportion_ci(method="wilson")
+        return Estimate(value, float(ends.low), float(ends.high))
     if blocks < 2 or (scale == "error" and value <= 0):
         return Estimate(value)
     block = (np.random.default_rng(0).permutation(count) % blocks)[codes]
@@ -174,14 +168,6 @@ def estimate(
     se = math.sqrt((blocks - 1) * float(without.var()))
     reach = t_limit(0.95, blocks - 1) * se * slope(value)
     return Estimate(value, float(back(to(value) - reach)), float(back(to(value) + reach)))
-
-
-def wilson(share: float, count: float) -> Estimate:
-    """A share of ``count`` independent rows with Wilson's interval, which has a width also at 0 and 1."""
-    square = Z**2 / count
-    middle = (share + square / 2) / (1 + square)
-    half = Z * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
-    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def metric_functions(predicted: Array, y: Array) -> dict[str, Callable[[Array], float]]:

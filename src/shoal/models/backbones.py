@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shoal.data.images import DEVIATION, MEAN
+from shoal.data.images import MEAN, STD
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, with_head
 from shoal.settings import Range, checked
@@ -85,15 +85,15 @@ class Backbone(nn.Module):
         self,
         body: nn.Module,
         mean: tuple[float, ...] = MEAN,
-        deviation: tuple[float, ...] = DEVIATION,
+        deviation: tuple[float, ...] = STD,
         freeze_batchnorm: bool = True,
         frozen: bool = False,
     ) -> None:
         super().__init__()
         self.body, self.freeze_batchnorm, self.frozen = body, freeze_batchnorm, frozen
-        self.normalizes = (*mean, *deviation) != (*MEAN, *DEVIATION) and len(mean) == len(MEAN)
+        self.normalizes = (*mean, *deviation) != (*MEAN, *STD) and len(mean) == len(MEAN)
         if self.normalizes:
-            own, wanted = (torch.tensor(v).view(-1, 1, 1) for v in (DEVIATION, deviation))
+            own, wanted = (torch.tensor(v).view(-1, 1, 1) for v in (STD, deviation))
             shift = (torch.tensor(MEAN) - torch.tensor(mean)).view(-1, 1, 1) / wanted
             self.register_buffer("scale", own / wanted, persistent=False)
             self.register_buffer("shift", shift, persistent=False)

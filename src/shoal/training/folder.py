@@ -32,19 +32,9 @@ OWN = (
 class RunFolder:
     """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, model.safetensors, card.md.
 
-    ``with folder:`` locks it, so that a second process that would write to it is refused. The lock is the
-    operating system's and ends with the process, however that ends. Where there are no such locks (some
-    network file systems) the folder is used without, with a warning. Symbolic links in the folder are
-    refused: whoever made them could have other files overwritten.
-
-    Of several processes the main one writes and all of them read. A full disk costs checkpoints, never the
-    training: the last one that could be written stays.
-
-    Args:
-        path: the folder, which is made.
-        processes: the processes that train together.
-        wandb: project of Weights & Biases to log to.
-        hint: how to resume a run that was interrupted.
+    ``with folder:`` locks it, until the process ends at the latest; some network file systems have no locks.
+    Symbolic links are refused: whoever made them could have other files overwritten. Of several processes the
+    main one writes and all of them read. ``hint`` says how to resume a run that was interrupted.
     """
 
     def __init__(

@@ -290,7 +290,7 @@ class Content:
             input_shape=(encoder.width,),
             model="tabular",
             notes=notes | self.notes(splits, encoder.dropped),
-            measures={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
+            metrics={None: ("mse", "R²"), 2: ("accuracy", "AUC")}.get(target.classes, ()),
             class_names=target.names,
             inputs=encoder.to_dict(),
             entities=self.entities,
@@ -322,7 +322,7 @@ class TableRows(TensorData):
             return self
         return TableRows(self.x.to(device), self.y.to(device), self.fitted)
 
-    def in_splits(self, splits: Mapping[str, Domains]) -> TableRows:
+    def with_splits(self, splits: Mapping[str, Domains]) -> TableRows:
         """Itself, in splits of which only ``train`` has rows that it was fitted to."""
         for name, domains in splits.items():
             if name != "train" and np.isin(domains.examples(), self.fitted).any():
