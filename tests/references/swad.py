@@ -68,22 +68,15 @@ def step_weights(segments, lengths):
     return weights
 
 
-def sequences(count, seed=0, finite=False):
-    """Losses of pretended trainings: falling, with a valley, noisy, stepwise with ties, rising, with NaN."""
+def sequences(count, seed=0):
+    """Losses of pretended trainings: valleys and slopes with noise, with ties, and with some not finite."""
     draw = random.Random(seed)
-    kinds = ["falling", "valley", "noisy", "ties", "rising"] + ([] if finite else ["broken"])
     for number in range(count):
-        kind, length = kinds[number % len(kinds)], draw.randint(1, 40)
-        bottom, noise = draw.uniform(0.1, 0.9) * length, draw.choice([0.0, 0.02, 0.2])
-        shapes = {
-            "falling": lambda i: 2.0 * math.exp(-i / 8) + 0.2,
-            "valley": lambda i: 0.3 + ((i - bottom) / 9) ** 2,  # noqa: B023
-            "noisy": lambda i: draw.uniform(0.1, 2.0),
-            "ties": lambda i: draw.choice([1.0, 1.2, 1.3, 1.5, 2.0]),
-            "rising": lambda i: 0.5 + 0.1 * i,
-            "broken": lambda i: draw.choice([math.nan, math.inf, -math.inf, 1.0, 1.2, 0.8, 2.0]),
-        }
-        yield (
-            kind,
-            [shapes[kind](i) + (draw.uniform(0, noise) if kind != "ties" else 0) for i in range(length)],
-        )
+        length = draw.randint(1, 40)
+        bottom, noise = draw.uniform(0.1, 1.5) * length, draw.choice([0.0, 0.02, 0.2, 2.0])
+        losses = [0.3 + ((i - bottom) / 9) ** 2 + draw.uniform(0, noise) for i in range(length)]
+        if number % 3 == 1:
+            losses = [round(loss, 1) for loss in losses]
+        if number % 3 == 2:
+            losses = [draw.choice([math.nan, math.inf, -math.inf, loss, loss, loss]) for loss in losses]
+        yield losses

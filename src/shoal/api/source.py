@@ -6,38 +6,29 @@ import contextlib
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from typing_extensions import Unpack
 
 from shoal.errors import InputError, did_you_mean, shown
 from shoal.files import replacing
-from shoal.options import Algorithms, DataOptions, Names, as_flags
+from shoal.options import Algorithms, DataOptions, Names, RoleOptions, TableOptions, as_flags, declared
 from shoal.registry import DATASETS, spelled
-
-if TYPE_CHECKING:
-    from shoal.data.tables import Table
 
 Form = Literal["name", "table file", "image folder", "table", "arrays", "hugging face", "domain data"]
 TABLE, IMAGE_FOLDER = "table", "image-folder"
 """The datasets that read a user's own file or folder."""
-READING = ("encoding", "sheet", "skip_rows")
-OF_TABLE = (
-    *("label", "domain", "group", "task", "drop", "drop_rows", "kinds", "decimal", "day_first"),
-    *READING,
-)
-"""Options of a table."""
+OF_TABLE = tuple(n for n in (*declared(RoleOptions), *declared(TableOptions)) if n != "columns")
+"""Options of a table that have a flag."""
 
 
 def form_of(data: Any) -> Form:
     """The form of ``data``; anything that has none is an InputError.
 
-    A file that is not there is known by its ending. Text is a name where there is no such file or folder;
-    a name with a folder of that name in the working directory is the folder: callers that know names may
-    decide otherwise.
+    A file that is not there is known by its ending. Text is a name where there is no such file or folder.
     """
     from shoal.data.batch import DomainData
     from shoal.data.hub import is_hf
@@ -70,10 +61,7 @@ def form_of(data: Any) -> Form:
 
 @dataclass(frozen=True)
 class Source:
-    """A registered dataset and its options; of a file or folder, those that read it.
-
-    ``given`` is the name, file or folder, as a command line takes it.
-    """
+    """A registered dataset and its options; ``given`` is its name, file or folder on a command line."""
 
     dataset: str
     options: dict[str, Any]
@@ -93,13 +81,13 @@ class Source:
 
     def columns(self) -> dict[str, Any] | None:
         """What the columns of a table are taken for, as `shoal data check` reports it."""
-        options = self.options
-        if self.dataset != TABLE or not {"file", "label", "domain"} <= options.keys():
+        if self.dataset != TABLE or not {"file", "label", "domain"} <= self.options.keys():
             return None
         from shoal.data.tables import check_table
 
-        known = {name: options[name] for name in (*OF_TABLE, "columns") if name in options}
-        return {"file": Path(options["file"]).name, **check_table(Path(options["file"]), **known)}
+        file = Path(self.options["file"])
+        options = {name: self.options[name] for name in (*OF_TABLE, "columns") if name in self.options}
+        return {"file": file.name, **check_table(file, **options)}
 
     def notes(self) -> list[str]:
         """What a user should know before training: the columns of a table, or the size of images."""
@@ -132,10 +120,8 @@ def find_source(
     if (columns := options.get("columns")) is not None:
         own["columns"] = listed_names(columns)
     given = {k: v for k, v in options.items() if k in OF_TABLE and v not in (None, "", [], {})}
-    if "drop" in given:
-        given["drop"] = listed_names(options["drop"])
     if not isinstance(data, str | Path):
-        data = _saved(table_of(data, given), folder, home)
+        data = _saved(data, given, folder, home)
     source = _find(str(data), own, given)
     if names := listed_names(held_out):
         if "held_out" in source.options:
@@ -158,13 +144,12 @@ def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
     if given:
         first = next(iter(given))
         raise InputError(f"is for tables, and {data!r} is not a .csv, .parquet or .xlsx file.", first)
-    if form == "image folder":
-        if name not in known:  # ./name and name/ are folders always
-            return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
-        if not {"folder", "root"} & options.keys():
-            where = f"write './{data}' for the folder of that name in this directory"
-            warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
-    elif name not in known:
+    if form == "image folder" and name not in known:  # ./name and name/ are folders always
+        return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
+    if form == "image folder" and not {"folder", "root"} & options.keys():
+        where = f"write './{data}' for the folder of that name in this directory"
+        warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
+    if name not in known:
         hint = did_you_mean(data, [*known, *os.listdir()[:1000]])
         raise InputError(
             f"there is no file or folder {shown(data)}, and no built-in dataset of that name "
@@ -173,14 +158,16 @@ def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
     return Source(data, options, data)
 
 
-def table_of(data: Any, given: dict[str, Any]) -> Table:
-    """Data in memory as a table; what they say of themselves is added to the options ``given``.
+def _saved(data: Any, given: dict[str, Any], folder: str | Path | None, home: str) -> Path:
+    """A Parquet file of a table in memory, named by its content, from which worker processes read it.
 
-    Of arrays (X, y, domains), the columns are those of X, or x0, x1 …, then the label and the domain. Columns
-    that pandas has as categories are categories, whatever they look like.
+    What the data say of themselves is added to the options ``given``: the label and domain of arrays
+    (X, y, domains), and pandas' categories, which are categories whatever they look like.
     """
+    import pandas as pd
+
     from shoal.data.hub import as_mapping, image_columns
-    from shoal.data.tables import as_table
+    from shoal.data.tables import read
 
     form = form_of(data)
     if form == "hugging face":
@@ -189,48 +176,42 @@ def table_of(data: Any, given: dict[str, Any]) -> Table:
             raise InputError(f"{message}; use from_hf, or save them as folder/domain/class.")
         data = as_mapping(data)
     elif form == "arrays":
-        named = ("label", "domain")[: len(data) - 1]
-        data = _columns_of(data, {role: given.setdefault(role, role) for role in named})
-    dtypes = getattr(data, "dtypes", {})
-    kinds = {str(name): "categorical" for name, kind in dtypes.items() if str(kind) == "category"}
+        data = _columns_of(data, given)
     roles = [given.get(role) for role in ("label", "domain", "group")]
-    if kinds := {n: k for n, k in kinds.items() if n not in roles} | dict(given.get("kinds", {})):
+    dtypes = {str(name): str(kind) for name, kind in getattr(data, "dtypes", {}).items()}
+    kinds = {name: kind for name, kind in dtypes.items() if kind == "category" and name not in roles}
+    if kinds := {**dict.fromkeys(kinds, "categorical"), **given.get("kinds", {})}:
         given["kinds"] = kinds
-    return as_table(data)
-
-
-def _columns_of(arrays: Sequence[Any], roles: Mapping[str, str]) -> dict[str, Any]:
-    import numpy as np
-
-    if len(arrays) not in (2, 3):
-        raise InputError(f"data takes three arrays (X, y, domains), got {len(arrays)}.")
-    x, *rest = arrays
-    if hasattr(x, "iloc") or isinstance(x, Mapping):
-        columns: dict[str, Any] = {str(name): x[name] for name in x}
-    else:
-        x = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
-        if x.ndim != 2:
-            raise InputError(f"X of data has shape {x.shape}; it must be (rows, columns).")
-        columns = {f"x{n}": x[:, n] for n in range(x.shape[1])}
-    for (role, name), values in zip(roles.items(), rest, strict=True):
-        if name in columns:
-            raise InputError(f"X of data already has a column {name!r}; set another name with {role}=.")
-        columns[name] = values
-    return columns
-
-
-def _saved(table: Table, folder: str | Path | None, home: str) -> Path:
-    """A Parquet file of the table, named by its content, from which worker processes read it."""
-    from pandas.util import hash_pandas_object
-
-    rows = hash_pandas_object(table.frame, index=False).to_numpy().tobytes()
-    digest = hashlib.sha256(repr(list(table)).encode() + rows).hexdigest()[:16]
+    frame = read(data)
+    rows = pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes()
+    digest = hashlib.sha256(repr(list(frame)).encode() + rows).hexdigest()[:16]
     path = (Path(home) / digest if folder is None else Path(folder)) / f"data-{digest}.parquet"
     if not path.exists():
         make_folder(path.parent)
         with replacing(path) as file:
-            table.frame.to_parquet(file)
+            frame.to_parquet(file)
     return path
+
+
+def _columns_of(arrays: Any, given: dict[str, Any]) -> Any:
+    """Arrays (X, y, domains) as a frame: the columns of X, or x0, x1 …, then the label and the domain."""
+    import numpy as np
+    import pandas as pd
+
+    if len(arrays) not in (2, 3):
+        raise InputError(f"data takes three arrays (X, y, domains), got {len(arrays)}.")
+    x, *rest = arrays
+    if not isinstance(x, pd.DataFrame | Mapping):
+        x = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+        if x.ndim != 2:
+            raise InputError(f"X of data has shape {x.shape}; it must be (rows, columns).")
+        x = {f"x{n}": x[:, n] for n in range(x.shape[1])}
+    columns = {str(name): x[name] for name in x}
+    for role, values in zip(("label", "domain"), rest, strict=False):
+        if (name := given.setdefault(role, role)) in columns:
+            raise InputError(f"X of data already has a column {name!r}; set another name with {role}=.")
+        columns[name] = values
+    return columns
 
 
 def listed_names(names: Names | None) -> list[str]:

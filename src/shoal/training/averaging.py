@@ -285,6 +285,8 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
     """
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha must be a number from 0 to 1, got {alpha!r}.")
+    if {k: v.shape for k, v in start.items()} != {k: v.shape for k, v in end.items()}:
+        raise InputError("start and end are of different models: names or shapes differ.")
     if alpha in (0, 1):
         return {name: value.clone() for name, value in (end if alpha else start).items()}
     pairs = {name: (start[name].to(value.device), value) for name, value in end.items()}
