@@ -401,5 +401,5 @@ def test_hooks_fire_once_a_step():
 )
 def test_wrong_settings_are_refused(wrong):
     right = {"inner": SGD([nn.Parameter(torch.zeros(1))], 0.1), "inner_steps": 2}
-    with pytest.raises(InputError, match=f"{next(iter(wrong))} must"):
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} (of Fish )?must"):
         Fish(**right | wrong)

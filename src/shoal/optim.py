@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.errors import InputError, shown
+from shoal.errors import InputError
+from shoal.settings import Count, Fraction, checked
 
 SLOW = "slow"
 IN_GROUPS = ("inner_steps", "meta_lr", "inner_state", "position", "untrained")
@@ -46,11 +47,9 @@ class Fish(Optimizer):
 
     Args:
         inner: the optimizer that takes the steps, such as ``torch.optim.AdamW``. Both share their state and
-            ``param_groups``, so learning-rate schedulers, gradient clipping and ``GradScaler`` work on
-            either.
+            ``param_groups``, so learning-rate schedulers and ``GradScaler`` work on either.
         inner_steps: S, the number of steps of an inner loop: the ``domains_per_step`` of the sampler.
-        meta_lr: ε in (0, 1], applied exactly as written. The code of the authors divides its setting by S
-            first; to repeat one of its runs, divide here.
+        meta_lr: ε in (0, 1], as written; the code of the authors divides its setting by S first.
         inner_state: ``"carry"`` keeps the inner optimizer's moments from one inner loop to the next;
             ``"reset"`` starts every inner loop with fresh ones.
 
@@ -78,17 +77,16 @@ class Fish(Optimizer):
     # GradScaler then calls step() also when it found an infinite gradient, and sets `found_inf` before.
     _step_supports_amp_scaling = True
 
+    @checked
     def __init__(
-        self, inner: Optimizer, inner_steps: int, meta_lr: float = 0.5, inner_state: str = "carry"
+        self,
+        inner: Optimizer,
+        inner_steps: Count,
+        meta_lr: Fraction = 0.5,
+        inner_state: Literal["carry", "reset"] = "carry",
     ) -> None:
-        if not isinstance(inner, Optimizer) or isinstance(inner, Fish):
-            raise InputError(f"must be an optimizer to wrap, and not a Fish, got {shown(inner)}.", "inner")
-        if not isinstance(inner_steps, int) or isinstance(inner_steps, bool) or inner_steps < 1:
-            raise InputError(f"must be a whole number, at least 1, got {shown(inner_steps)}.", "inner_steps")
-        if not isinstance(meta_lr, (int, float)) or not 0 < meta_lr <= 1:
-            raise InputError(f"must be above 0 and at most 1, got {shown(meta_lr)}.", "meta_lr")
-        if inner_state not in ("carry", "reset"):
-            raise InputError(f"must be 'carry' or 'reset', got {shown(inner_state)}.", "inner_state")
+        if isinstance(inner, Fish):
+            raise InputError("must not be a Fish itself.", "inner")
         # Optimizer.__init__ would make a second set of groups and state; __setstate__ sets up hooks alone.
         super().__setstate__({"inner": inner, "_fresh": _clone(inner.state), "_showing_slow": False})
         self.inner_steps, self.meta_lr, self.inner_state = inner_steps, meta_lr, inner_state
@@ -283,8 +281,7 @@ class Fish(Optimizer):
         return {k: v for k, v in vars(self).items() if k not in temporary and not k.startswith("_optimizer_")}
 
     def __repr__(self) -> str:
-        settings = f"inner_steps={self.inner_steps}, meta_lr={self.meta_lr}, inner_state={self.inner_state!r}"
-        return f"Fish({self.inner!r}, {settings})"
+        return f"Fish({self.inner!r}, {self.inner_steps}, {self.meta_lr}, {self.inner_state!r})"
 
 
 def _shards(tensors: Iterable[Any]) -> list[Tensor]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
-import random
-import signal
-import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -92,37 +88,6 @@ def test_damage_is_noticed_and_the_checkpoint_before_is_used(tmp_path: Path) -> 
     with pytest.raises(InputError, match="none of the 2 checkpoint"):
         load_checkpoint(tmp_path)
     assert not marker.exists()
-
-
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """Forked children save in a loop and say so through a pipe; each is killed and the next resumes."""
-    chance, threads = random.Random(1), torch.get_num_threads()
-    torch.set_num_threads(1)
-    for _ in range(4):
-        listen, say = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                step = (load_checkpoint(tmp_path) or (0, None))[0]
-                while True:
-                    step += 1
-                    save_checkpoint(tmp_path, step, {"a": torch.full((300_000,), step), "step": step})
-                    os.write(say, step.to_bytes(8, "little"))
-            finally:
-                os._exit(1)
-        os.close(say)
-        newest = os.read(listen, 8)
-        time.sleep(chance.uniform(0, 0.05))
-        os.kill(child, signal.SIGKILL)
-        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        while more := os.read(listen, 8):
-            newest = more
-        os.close(listen)
-        loaded = load_checkpoint(tmp_path)
-        assert loaded is not None
-        assert loaded[0] - int.from_bytes(newest, "little") in (0, 1)
-        assert {*loaded[1]["a"].tolist(), loaded[1]["step"]} == {loaded[0]}
-    torch.set_num_threads(threads)
 
 
 def test_files_of_weights(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -179,20 +178,19 @@ class TestIsolation:
         assert np.random.get_state()[1].tolist() == before[1]
         assert random.getstate() == before[2]
 
-    @pytest.mark.parametrize("fails", [False, True])
-    def test_workers_end_with_the_training(self, fails: bool) -> None:
+    def test_workers_end_with_the_training(self) -> None:
         """Not when the garbage collector comes, which it does not here."""
 
         class Failing(shoal.Callback):
             def on_step(self, state: Any) -> None:
-                if fails:
+                if state.step == 3:
                     raise KeyError("on purpose")
 
         options: dict[str, Any] = {"workers": 1, "track_every": 1, "callbacks": [Failing()], "average": "sma"}
         before = set(multiprocessing.active_children())
         gc.disable()
         try:
-            with pytest.raises(CallbackError) if fails else nullcontext():
+            with pytest.raises(CallbackError):
                 fit(model=network(dropout=0.2), train=NOISY, test={"t": Noisy(5)}, **options)
             assert set(multiprocessing.active_children()) <= before
         finally:
@@ -256,20 +254,6 @@ class TestWarmStart:
         fit("erm", model, steps=7, domains_per_step=1)
         fit(model=model)
         assert_same(one.model, model)
-
-    def test_plateau_continues_from_the_best(self) -> None:
-        x, y = domain(1)
-        rates = iter([1e-9, 0.1])  # the main training, made first, hardly moves: it shows where it began
-        run = fit(
-            validation={"v": (x, 1 - y)},
-            warm_start="plateau",
-            steps=1,
-            optimizer=lambda p: torch.optim.Adam(p, next(rates)),
-            select="last",
-        )
-        scores = [p.scores["validation"].average for p in run.warm_up]
-        assert len(scores) == scores.index(max(scores)) + 6
-        assert run.scores("validation").average == max(scores) > scores[-1]
 
 
 @pytest.mark.parametrize("name", ["groupdro", "cdann", "fishr"])

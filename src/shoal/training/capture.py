@@ -1,9 +1,6 @@
-"""Steps on CUDA, replayed as one graph where that is possible.
+"""Steps on CUDA, replayed as one graph where that is possible, all of Fish's inner loop included.
 
-A step is a thousand kernels or more, and launching them from Python may take longer than running them. The
-whole step (all of Fish's inner loop, with its interpolation) is captured once, over a batch that stays in one
-place in memory, and replayed for every other batch of the same shapes. torch registers the generator of the
-device with the graph, so random numbers drawn on the device are those of an ordinary step.
+torch registers the generator of the device with the graph, so random numbers are those of an ordinary step.
 """
 
 from __future__ import annotations
@@ -35,11 +32,10 @@ LOGS = 64
 
 
 class Steps:
-    """Runs the steps of an algorithm; on CUDA as a graph, unless ``capture`` is false.
+    """Runs the steps of an algorithm; on CUDA as a graph, over a batch that stays in one place in memory.
 
-    The graph gathers examples that are in memory, takes the step and writes its log to one row of a table, so
-    that beside it a step is a single copy. A step that cannot be a graph (it draws random numbers on the CPU,
-    or counts or decides in Python) runs as it is written, with the same result; ``reason`` says why.
+    A step that cannot be a graph (it draws random numbers on the CPU, or counts or decides in Python) runs as
+    it is written, with the same result; ``reason`` says why.
     """
 
     def __init__(self, engine: Engine, capture: bool | None, schedule: LRScheduler | None) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,19 +32,9 @@ OWN = (
 class RunFolder:
     """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, model.safetensors, card.md.
 
-    ``with folder:`` locks it, so that a second process that would write to it is refused. The lock is the
-    operating system's and ends with the process, however that ends. Where there are no such locks (some
-    network file systems) the folder is used without, with a warning. Symbolic links in the folder are
-    refused: whoever made them could have other files overwritten.
-
-    Of several processes the main one writes and all of them read. A full disk costs checkpoints, never the
-    training: the last one that could be written stays.
-
-    Args:
-        path: the folder, which is made.
-        processes: the processes that train together.
-        wandb: project of Weights & Biases to log to.
-        hint: how to resume a run that was interrupted.
+    ``with folder:`` locks it, until the process ends at the latest; some network file systems have no locks.
+    Symbolic links are refused: whoever made them could have other files overwritten. Of several processes the
+    main one writes and all of them read. ``hint`` says how to resume a run that was interrupted.
     """
 
     def __init__(
@@ -209,16 +199,6 @@ class RunFolder:
         sums = {k: hashlib.sha256(v).hexdigest() for k, v in contents.items() if k != "card.md"}
         self.write_record({**record, "files": sums})
         return sums
-
-
-def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """As :func:`shoal.files.check_output`; what belongs to a run or a saved model is refused too."""
-    files.check_output(path, inputs)
-    real = Path(os.path.realpath(path))
-    for folder, name in ((real.parent, real.name), (real.parent.parent, real.parent.name)):
-        run = (folder / "config.yaml").exists() or (folder / "inputs.json").exists()
-        if run and name in OWN and real.exists():
-            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
 
 
 def check_files(folder: Path, checksums: Mapping[str, str]) -> None:

@@ -50,17 +50,8 @@ MOST_CLASSES = 512
 class Setup:
     """The parts of a training. Everything is checked when it is made; nothing is trained.
 
-    Args:
-        algorithm: name or class of the algorithm.
-        model: model to train, in place.
-        data: examples and splits.
-        options: complete options; what is not given of them is then decided by the model and the data.
-        label: name of the run in messages.
-        stage: stage of a recipe, or ``"train"``.
-        processes: the processes that train together.
-        only: the part of the model that is trained, if not all of it.
-        horizon: the number of steps that algorithms schedule by, if not that of ``options``.
-        frozen: mode of the rest of the model where only a part is trained.
+    ``only`` is the part of the model that is trained, if not all of it, and ``frozen`` the mode of the rest;
+    ``horizon`` is the number of steps that algorithms schedule by, if not that of ``options``.
     """
 
     def __init__(
@@ -143,38 +134,78 @@ class Setup:
             check_examples(data.examples, split, classes)
         check_outputs(output, y, classes, kind)
         self.scored = isinstance(output, Tensor) and (classes is not None or output.shape == y.shape)
-        self.example, self._output, self._y, self._weighted = x, output, y, bool(weight)
-        if loss is None:
-            loss = F.mse_loss if classes is None else F.cross_entropy
-            loss = F.binary_cross_entropy_with_logits if kind == "multilabel" else loss
-            if not self.scored:
-                raise InputError(
-                    f"{self._forms()}: regression needs one output per target. For classification make "
-                    "labels integers (y.long()); for other outputs give a loss."
-                )
+        form = (
+            f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        )
+        forms = f"the model's output is {form} and the targets are of shape {tuple(y.shape)}"
+        if loss is None and not self.scored:
+            raise InputError(
+                f"{forms}: regression needs one output per target. For classification make labels integers "
+                "(y.long()); for other outputs give a loss."
+            )
+        if not self.scored and set(SPLITS) & set(data.splits) != {"train"}:
+            raise InputError(f"{forms}; give the model one output, or train without other splits.")
+        if not self.scored:
+            warn(f"{forms}, which cannot be compared: nothing is evaluated.", stacklevel=5)
+        default: Any = F.mse_loss if classes is None else F.cross_entropy
+        default = F.binary_cross_entropy_with_logits if kind == "multilabel" else default
         steps = horizon or options["steps"]
         self.task = Task(len(data.splits["train"]), classes, features=width, kind=kind, steps=steps)
         if extractor is not None and "features" in settings_of(cls):
             settings |= {"features": extractor.layer}
-        self.algorithm = build(algorithm, model, loss, self.task, **settings).to(self.device)
+        self.algorithm = build(algorithm, model, loss or default, self.task, **settings).to(self.device)
         self.algorithm.check_input(x)
+        self.example = x
+        if loss is not None or weight:
+            self._check_loss(output, y, bool(weight))
 
-    def _forms(self) -> str:
-        output = f"of shape {tuple(self._output.shape)}" if isinstance(self._output, Tensor) else ""
-        output = output or f"a {type(self._output).__name__}"
-        return f"the model's output is {output} and the targets are of shape {tuple(self._y.shape)}"
+    def _check_loss(self, output: Any, y: Tensor, weighted: bool) -> None:
+        """Refuse a loss that is not one number, or cannot be divided as is asked of it."""
+        algorithm, task, pieces = self.algorithm, self.task, self.options["accumulate"]
+        loss, terms, name = algorithm.loss, algorithm.terms, type(algorithm).__name__
+        if weighted and terms is None:
+            raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(loss)))
+        if weighted and not algorithm.sample_weights:
+            raise InputError(
+                f"{name} does not take sample weights; leave them out, or train with 'fish', 'vrex' or 'erm'."
+            )
+        wrong: tuple[Any, ...] = (*BINARY, *OF_NUMBERS) if task.classes is not None else ()
+        if terms is not None and terms.function in (PROBABILITIES if task.kind == "multilabel" else wrong):
+            raise InputError(
+                f"{shown_loss(loss)} does not fit: the task is {task.kind} and outputs are logits. Leave the "
+                "loss out, or say task='multilabel' (with nn.BCEWithLogitsLoss()) or task='regression'.",
+                "loss",
+            )
+        if not isinstance(output, Tensor):
+            return
+        try:
+            with torch.no_grad():
+                value = loss(output, y)
+        except Exception as error:
+            if terms is None:  # it asks for more than this trial knows of; its first step will tell
+                return
+            shapes = f"outputs {tuple(output.shape)} and targets {tuple(y.shape)}"
+            raise InputError(f"cannot take {shapes}: {_first_line(error)}", "loss") from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"loss(output, y) must return one number, a mean over examples; got {got}.")
+        gathered = type(algorithm).objective is not Algorithm.objective
+        by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
+        needs = "training in several processes" if self.processes.count > 1 else ""
+        needs = f"accumulate={pieces}" if pieces > 1 else needs
+        needs = name if algorithm.plain_mean else "" if gathered or by_parts else needs
+        if needs and not _is_plain_mean(loss, output, y, task.classes):
+            raise InputError(
+                f"{needs} needs a loss that is the mean of its examples' losses, without class weights or "
+                "ignore_index: the result would depend on how batches are divided. Class weights in "
+                "nn.CrossEntropyLoss(weight=…) can be divided by most algorithms."
+            )
 
     def _check(self) -> None:
-        """Refuse what does not go together."""
+        """Refuse options that do not go together."""
         options, algorithm, count = self.options, self.algorithm, self.processes.count
         names, each = self.data.splits["train"].names, self.sampler.domains_per_step
         name, size, pieces = type(algorithm).__name__, options["batch_size"], options["accumulate"]
-        if not self.scored:
-            if set(SPLITS) & set(self.data.splits) != {"train"}:
-                raise InputError(
-                    f"{self._forms()}; give the model one output, or train without other splits."
-                )
-            warn(f"{self._forms()}, which cannot be compared: nothing is evaluated.", stacklevel=5)
         needed = {
             "select": options["select"] == "best",
             "patience": options["patience"],
@@ -209,59 +240,9 @@ class Setup:
                 "with as many examples.",
                 "batch_size",
             )
-        if options["loss"] is not None or self._weighted:
-            why = f"accumulate={pieces}" if pieces > 1 else "training in several processes"
-            self._check_loss(why if pieces > 1 or count > 1 else None)
-
-    def _check_loss(self, divided: str | None) -> None:
-        """Refuse a loss that is not one number, or not what is asked of it.
-
-        ``divided`` says why batches are taken in pieces. The pieces of a loss whose terms are known are put
-        together exactly; any other must be the plain mean of its examples' losses.
-        """
-        algorithm, task, output, y = self.algorithm, self.task, self._output, self._y
-        loss, terms, name = algorithm.loss, algorithm.terms, type(algorithm).__name__
-        if self._weighted and terms is None:
-            raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(loss)))
-        if self._weighted and not algorithm.sample_weights:
-            raise InputError(
-                f"{name} does not take sample weights; leave them out, or train with 'fish', 'vrex' or 'erm'."
-            )
-        wrong: tuple[Any, ...] = (*BINARY, *OF_NUMBERS) if task.classes is not None else ()
-        if terms is not None and terms.function in (PROBABILITIES if task.kind == "multilabel" else wrong):
-            raise InputError(
-                f"{shown_loss(loss)} does not fit: the task is {task.kind} and outputs are logits. Leave the "
-                "loss out, or say task='multilabel' (with nn.BCEWithLogitsLoss()) or task='regression'.",
-                "loss",
-            )
-        if not isinstance(output, Tensor):
-            return
-        try:
-            with torch.no_grad():
-                value = loss(output, y)
-        except Exception as error:
-            if terms is None:  # it asks for more than this trial knows of; its first step will tell
-                return
-            shapes = f"outputs {tuple(output.shape)} and targets {tuple(y.shape)}"
-            raise InputError(f"cannot take {shapes}: {_first_line(error)}", "loss") from error
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(f"loss(output, y) must return one number, a mean over examples; got {got}.")
-        gathered = type(algorithm).objective is not Algorithm.objective
-        by_parts = terms is not None and algorithm.sample_weights and not algorithm.second_order
-        needs = name if algorithm.plain_mean else None if gathered or by_parts else divided
-        if needs and not _is_plain_mean(loss, output, y, task.classes):
-            raise InputError(
-                f"{needs} needs a loss that is the mean of its examples' losses, without class weights or "
-                "ignore_index: the result would depend on how batches are divided. Class weights in "
-                "nn.CrossEntropyLoss(weight=…) can be divided by most algorithms."
-            )
 
     def _make_engine(self) -> None:
-        """The optimizer, its schedule, and what belongs to fine-tuning.
-
-        MIRO and L2-SP are parts of the algorithm, with which they are moved, trained and saved.
-        """
+        """MIRO and L2-SP are parts of the algorithm, with which they are moved, trained and saved."""
         from shoal.training.miro import Miro
 
         options, model, algorithm = self.options, self.model, self.algorithm

@@ -71,15 +71,9 @@ class Diverged(RuntimeError):
 
 @contextmanager
 def isolated_rng(device: torch.device, deterministic: bool = False) -> Iterator[None]:
-    """Trainings in this block leave random state outside as it was, and with it how kernels are chosen.
-
-    Kernels are deterministic within it, if ``deterministic`` is set.
-    """
+    """Trainings in this block leave random state outside as it was, and whether kernels are deterministic."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    # Within the user's own autocast, half-precision copies of weights must not outlive their use.
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
     try:
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
@@ -88,8 +82,6 @@ def isolated_rng(device: torch.device, deterministic: bool = False) -> Iterator[
         with seeded(0):
             yield
     finally:
-        torch.set_autocast_cache_enabled(cached)
-        torch.clear_autocast_cache()
         torch.use_deterministic_algorithms(before[0])
         torch.backends.cudnn.benchmark = before[1]
         if state is not None:
