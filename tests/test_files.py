@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import InputError
-from shoal.files import as_csv, check_output, dump_json, dump_yaml, finite, read_yaml, write_atomically
+from shoal.files import as_csv, dump_json, dump_yaml, finite, read_yaml, write_atomically
 from shoal.terminal import clean
 
 
@@ -35,17 +34,6 @@ def test_a_device_is_written_to() -> None:
     code = "from shoal.files import write_atomically as w; w('/dev/null', b''); w('/dev/stdout', b'through')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"through"
     assert not Path("/dev/null").is_file()
-
-
-def test_inputs_are_never_outputs(tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("data")
-    (tmp_path / "link.csv").symlink_to(tmp_path / "in.csv")
-    os.link(tmp_path / "in.csv", tmp_path / "hard.csv")
-    for name in ("in.csv", "link.csv", "hard.csv", f"../{tmp_path.name}/in.csv"):
-        with pytest.raises(InputError, match="is also an input"):
-            check_output(tmp_path / name, [tmp_path / "in.csv"])
-    with pytest.raises(InputError, match="is a folder"):
-        write_atomically(tmp_path, b"")
 
 
 def test_several_writers_and_the_remains_of_a_killed_one(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ TO_FILE: dict[str, Callable[[str], Any]] = {
 }
 TO_FOLDER: dict[str, Callable[[str], Any]] = {
     "train": lambda out: shoal.train("erm", "images", steps=1, out=out, **QUIET),
-    "seeds": lambda out: shoal.train("erm", "images", steps=1, seeds=2, out=out, **QUIET),
     "compare": lambda out: shoal.compare("images", steps=1, out=out, **QUIET),
     "diagnose": lambda out: shoal.diagnose("images", out=out, progress=False),
 }

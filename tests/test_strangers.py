@@ -94,48 +94,31 @@ class Payload:
     """Values that would make the file ``ran`` if anything executed them, and baits that nothing may open."""
 
     def __init__(self, folder: Path) -> None:
-        self.ran, self.bait = folder / "ran", folder / "bait"
-        self.bait.mkdir()
+        self.ran, bait = folder / "ran", folder / "bait"
+        bait.mkdir()
         self.bytes = pickle.dumps(Evil(self.ran))
         for name in ("pickle.pkl", "pytorch_model.bin", "array.npy"):
-            (self.bait / name).write_bytes(self.bytes)
-        torch.save({"state_dict": Evil(self.ran)}, self.bait / "torch.pt")
-        (self.bait / "own.py").write_text(f"import pathlib; pathlib.Path({str(self.ran)!r}).touch()")
-        self.file = str(self.bait / "pytorch_model.bin")
-        self.timm = {
-            **{"model_type": "timm_wrapper", "architecture": "resnet18", "num_classes": 0, "num_labels": 2},
-            **{"hidden_size": 8, "initializer_range": 0.02, "do_pooling": True},
-            "model_args": {"checkpoint_path": self.file},
-        }
-
-    def values(self) -> list[Any]:
-        touch, bait = f"touch {self.ran}", self.bait
+            (bait / name).write_bytes(self.bytes)
+        torch.save({"state_dict": Evil(self.ran)}, bait / "torch.pt")
+        (bait / "own.py").write_text(f"import pathlib; pathlib.Path({str(self.ran)!r}).touch()")
+        self.torch, self.own, file = bait / "torch.pt", bait / "own.py", str(bait / "pytorch_model.bin")
+        self.timm: dict[str, Any] = {"model_type": "timm_wrapper", "architecture": "resnet18"}
+        self.timm |= {"num_classes": 0, "num_labels": 2, "hidden_size": 8, "initializer_range": 0.02}
+        self.timm |= {"do_pooling": True, "model_args": {"checkpoint_path": file}}
+        touch = f"touch {self.ran}"
         template = f"{{{{ ''.__class__.__mro__[1].__subclasses__() }}}}{{% include '{bait}/own.py' %}}"
-        return [
-            *(str(bait / name) for name in ("pickle.pkl", "torch.pt", "array.npy", "own.py")),
-            *(str(bait), f"file://{bait}/pickle.pkl", "http://127.0.0.1:9/x", f"local-dir:{bait}"),
-            *("hf-hub:x/y", "stranger/model", f"$({touch})", f"__import__('os').system({touch!r})", template),
-            *(
-                "{0.__class__.__init__.__globals__}",
-                "os:system",
-                "timm_wrapper",
-                "\x1b[2J",
-                "\0",
-                [self.file],
-            ),
-            *(self.timm, {"auto_map": {"AutoModel": "own.M"}}, {"_target_": "os.system"}),
+        self.values: list[Any] = [
+            *(*map(str, bait.iterdir()), str(bait), f"file://{bait}/pickle.pkl", "http://127.0.0.1:9/x"),
+            *(f"local-dir:{bait}", "hf-hub:x/y", "stranger/model", f"$({touch})", template, "os:system"),
+            *(f"__import__('os').system({touch!r})", "timm_wrapper", "\x1b[2J", "\0", [file], self.timm),
+            *({"auto_map": {"AutoModel": "own.M"}}, {"_target_": "os.system"}),
         ]
-
-    def keys(self) -> dict[str, Any]:
-        files = ("checkpoint_path", "_name_or_path", "vocab_file", "tokenizer_file", "weights", "file")
-        return {
-            **dict.fromkeys((*files, "folder"), self.file),
-            "attn_implementation": "stranger/kernel",
-            "auto_map": {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]},
-            "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True},
-            **{"model_type": "timm_wrapper", "model_args": {"checkpoint_path": self.file}},
-            **{"trust_remote_code": True, "tokenizer_class": "own.T"},
-        }
+        names = ("checkpoint_path", "_name_or_path", "vocab_file", "tokenizer_file", "weights", "folder")
+        own = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]}
+        self.keys: dict[str, Any] = {**dict.fromkeys(names, file), "auto_map": own, **self.timm}
+        self.keys |= {"attn_implementation": "stranger/kernel", "trust_remote_code": True}
+        self.keys |= {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+        self.keys |= {"tokenizer_class": "own.T"}
 
 
 @pytest.fixture
@@ -174,17 +157,17 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def damaged(path: Path, payload: Payload, draw: random.Random) -> bytes:
     """The content of a file with a payload in one of its fields, or a payload in its place."""
     if path.suffix != ".json" or draw.random() < 0.1:
-        return draw.choice([payload.bytes, (payload.bait / "torch.pt").read_bytes()])
+        return draw.choice([payload.bytes, payload.torch.read_bytes()])
     whole = {"root": copy.deepcopy(json.loads(path.read_bytes()))}
     *steps, last = ("root", *draw.choice(list(places(whole["root"]))))
     inside: Any = whole
     for step in steps:
         inside = inside[step]
     if isinstance(inside[last], dict) and draw.random() < 0.5:
-        key, value = draw.choice(list(payload.keys().items()))
+        key, value = draw.choice(list(payload.keys.items()))
         inside[last][key] = value
     else:
-        inside[last] = draw.choice(payload.values())
+        inside[last] = draw.choice(payload.values)
     return json.dumps(whole["root"]).encode()
 
 
@@ -244,9 +227,9 @@ def test_an_encoder_that_is_a_wrapper_of_timm(
 def test_what_is_watched_is_seen(payload: Payload, watch: Watch, tmp_path: Path) -> None:
     """Or the tests above could not fail."""
     with watch.on(tmp_path / "work") as forbidden:
-        (payload.bait / "own.py").read_text()
+        payload.own.read_text()
         pickle.loads(payload.bytes)
-        exec(compile("pass", str(payload.bait / "own.py"), "exec"))
+        exec(compile("pass", str(payload.own), "exec"))
         subprocess.run(["true"], check=True)
     seen = " ".join(forbidden)
     assert all(event in seen for event in ("open ", "pickle.find_class", "exec ", "subprocess.Popen"))

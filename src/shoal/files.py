@@ -16,8 +16,6 @@ from typing import IO, Any
 import yaml
 from filelock import FileLock
 
-from shoal.errors import InputError
-
 try:
     import fcntl
 except ImportError:  # Windows
@@ -49,7 +47,6 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     apart. Devices, such as ``/dev/stdout``, are written to.
     """
     path = Path(path)
-    check_output(path)
     if path.parts[:2] == ("/", "dev"):
         with path.open("wb") as file:
             yield file
@@ -83,17 +80,6 @@ def _open_locked(temporary: Path) -> IO[bytes]:
             if os.path.samestat(os.fstat(file.fileno()), os.lstat(temporary)):
                 return file
         file.close()  # another process has put this one in its place
-
-
-def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Refuse a file to write that is a folder, one of ``inputs``, or there already in a folder among them."""
-    path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; specify a file.")
-    for source in map(Path, inputs):
-        within = source.is_dir() and source.resolve() in path.resolve().parents
-        if path.is_file() and source.exists() and (within or path.samefile(source)):
-            raise InputError(f"{str(path)!r} is also an input and would be overwritten; choose another name.")
 
 
 def read_json(path: str | Path) -> Any:

@@ -64,7 +64,7 @@ def report(folder: str | Path, out: str | Path | None = None) -> Report:
     """
     folder = Path(folder)
     files = _find(folder)
-    path = output_file(folder / "report.html" if out is None else out, files)
+    path = output_file(folder / "report.html" if out is None else out, *files)
     notes: list[str] = []
     try:
         count, html = _page(folder, files, notes)

@@ -71,13 +71,20 @@ def messages(shown: bool) -> Iterator[Callable[..., None]]:
 
 def output_file(out: str | Path, *inputs: Any) -> Path:
     """The file that a public function is to write, if that overwrites neither an input nor a run."""
-    from shoal.training.folder import check_output
+    from shoal.training.folder import OWN
 
     path = Path(out).expanduser()
-    try:
-        check_output(path, [each for each in inputs if isinstance(each, str | Path)])
-    except InputError as error:
-        raise InputError(str(error), "out") from None
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; specify a file.", "out")
+    for source in (Path(each) for each in inputs if isinstance(each, str | Path)):
+        within = source.is_dir() and source.resolve() in path.resolve().parents
+        if path.is_file() and source.exists() and (within or path.samefile(source)):
+            raise InputError(f"{str(path)!r} is also an input; choose another name.", "out")
+    real = path.resolve()
+    for folder, name in ((real.parent, real.name), (real.parent.parent, real.parent.name)):
+        run = (folder / "config.yaml").exists() or (folder / "inputs.json").exists()
+        if run and name in OWN and real.exists():
+            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another.", "out")
     return path
 
 

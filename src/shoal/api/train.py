@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from shoal.api.result import Result, messages
+from shoal.api.result import Result, messages, score_frame
 from shoal.api.source import Source, datasets_in, find_source, make_folder
 from shoal.errors import InputError
 from shoal.options import (
@@ -95,16 +95,7 @@ class Run(Result):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per seed, split and domain."""
-        import pandas
-
-        columns = ["seed", "split", "domain", "metric", "score"]
-        rows = [
-            (r.config.seed, split, domain, scores["metric"], score)
-            for r in self.finished
-            for split, scores in r.scores.items()
-            for domain, score in scores["domains"].items()
-        ]
-        return pandas.DataFrame(rows, columns=columns)
+        return score_frame(({"seed": r.config.seed}, r.scores) for r in self.finished)
 
     def __str__(self) -> str:
         if not self.finished:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -199,16 +199,6 @@ class RunFolder:
         sums = {k: hashlib.sha256(v).hexdigest() for k, v in contents.items() if k != "card.md"}
         self.write_record({**record, "files": sums})
         return sums
-
-
-def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """As :func:`shoal.files.check_output`; what belongs to a run or a saved model is refused too."""
-    files.check_output(path, inputs)
-    real = Path(os.path.realpath(path))
-    for folder, name in ((real.parent, real.name), (real.parent.parent, real.parent.name)):
-        run = (folder / "config.yaml").exists() or (folder / "inputs.json").exists()
-        if run and name in OWN and real.exists():
-            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
 
 
 def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
