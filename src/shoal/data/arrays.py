@@ -23,6 +23,7 @@ from shoal.data.loader import seeded
 from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.errors import InputError, check_names, listed, shown
 from shoal.settings import checked, coerce
+from shoal.tensors import map_nest
 
 Array = NDArray[Any]
 LABELS = ("label", "labels", "y", "target", "targets")
@@ -188,11 +189,12 @@ def _joined(parts: list[Examples]) -> Examples:
     """All in one dataset; of tensors in one tensor."""
     if len(parts) == 1:
         return parts[0]
-    tensors = [part for part in parts if isinstance(part, TensorData) and isinstance(part.x, Tensor)]
+    tensors = [part for part in parts if isinstance(part, TensorData)]
     if len(tensors) < len(parts):
         return Joined(parts)
+    inputs = iter([torch.cat(each) for each in zip(*(leaves(part.x) for part in tensors), strict=True)])
     weights = [part.weight for part in tensors if part.weight is not None]
-    x, y = (torch.cat(each) for each in zip(*((part.x, part.y) for part in tensors), strict=True))
+    x, y = map_nest(lambda _: next(inputs), tensors[0].x), torch.cat([part.y for part in tensors])
     return TensorData(x, y, torch.cat(weights) if weights else None)
 
 
@@ -303,8 +305,8 @@ class Part:
         """What must be the same in all domains."""
         x, _, *weight = self.example
         kind = {"U": "text", "f": "floating-point numbers"}.get(self.labels.dtype.kind, "whole numbers")
-        parts = [f"x {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_in(x)]
-        return ", ".join([*parts, f"{kind} as labels", *["sample weights"] * len(weight)])
+        shapes = map_nest(lambda t: f"{tuple(t.shape)} {str(t.dtype)[6:]}" if isinstance(t, Tensor) else t, x)
+        return ", ".join([f"x {shapes}", f"{kind} as labels", *["sample weights"] * len(weight)])
 
     def encoded(self, target: Target) -> Examples:
         """The dataset with its labels as tensors; one that makes its batches itself stays as it is."""

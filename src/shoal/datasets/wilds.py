@@ -3,8 +3,7 @@
 ``wilds.yaml`` describes their files; the functions here define the splits and domains of each. Options of all
 of them: ``folder`` is the dataset's own (``name_vX.Y``) or the one it is in (default: ``$SHOAL_DATA/wilds``).
 Of images, ``size`` in pixels each way. Of text, ``tokenizer``: of which model, by name or folder;
-``max_tokens``: longer text is truncated; ``pad_to``: batches are padded to a multiple of this, or with
-``max`` to ``max_tokens``.
+``max_tokens``: longer text is truncated.
 
 Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, ICML 2021.
 """
@@ -28,10 +27,11 @@ from shoal.data.domains import Domains
 from shoal.data.download import SAY_WHERE, roots
 from shoal.data.images import image_data
 from shoal.data.splits import natural_key
-from shoal.data.text import DISTILBERT, MULTIPLE, MaxTokens, PadTo, TextExamples
+from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
 from shoal.errors import InputError, shown
 from shoal.files import read_yaml
 from shoal.settings import Pixels
+from shoal.vision import load
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,33 +77,33 @@ class Published(SimpleNamespace):
         return [template.format(row) for row in table.itertuples()]
 
     def image_data(
-        self, table: pd.DataFrame, labels: Any, splits: Mapping[str, Domains], groups: Any, **options: Any
+        self, table: pd.DataFrame, labels: Any, splits: Mapping[str, Domains], size: int
     ) -> DomainData:
         """The images of a table's rows."""
         import pandas as pd
 
-        group = pd.Categorical(groups)
-        frame = pd.DataFrame({"path": self.image_paths(table), "domain": group, "label": labels})
-        return image_data(frame, splits, options=options, notes=self.notes, **self.about)
+        one = pd.Categorical(["all"] * len(table))
+        frame = pd.DataFrame({"path": self.image_paths(table), "domain": one, "label": labels})
+        return image_data(frame, splits, options={"size": size}, notes=self.notes, **self.about)
 
-    def text_data(self, rows: Any, labels: Any, splits: Mapping[str, Domains], **options: Any) -> DomainData:
+    def text_data(
+        self, rows: Any, labels: Any, splits: Mapping[str, Domains], tokenizer: str, max_tokens: int
+    ) -> DomainData:
         """The text of these rows of the table, which `datasets` maps into memory from disk."""
-        try:
-            import datasets
-        except ImportError as error:
-            raise InputError("the text of WILDS requires datasets: pip install 'shoal[text]'.") from error
+        datasets: Any = load("datasets", "text")
         datasets.disable_progress_bar()
         kinds = datasets.Features({self.text: datasets.Value("string")})
         file, column = str(self.place / self.table), [self.text]
         table = datasets.Dataset.from_csv(file, features=kinds, usecols=column, keep_default_na=False)
-        words = TextExamples(table.select(rows)[self.text], np.asarray(labels, np.int64), **options)
+        words = table.select(rows)[self.text]
+        examples = TextExamples(words, np.asarray(labels), tokenizer=tokenizer, max_tokens=max_tokens)
         return DomainData(
-            examples=words,
+            examples=examples,
             splits=splits,
             classes=len(self.about["class_names"]),
-            input_shape=(options["max_tokens"],),
-            model=options["tokenizer"],
-            inputs=words.description(self.text),
+            input_shape=(max_tokens,),
+            model=tokenizer,
+            inputs=examples.description(self.text),
             notes=self.notes,
             **self.about,
         )
@@ -187,7 +187,7 @@ def load_camelyon17(*, folder: str | None = None, size: Pixels = 96) -> DomainDa
     hospital, groups = table["center"], "hospital " + table["center"].astype(str)
     conditions = [hospital == 1, hospital == 2, table["split"] == 1]
     split = np.select(conditions, ["validation", "test", "id_validation"], "train")
-    return files.image_data(table, table["tumor"], splits_of(split, groups), groups, size=size)
+    return files.image_data(table, table["tumor"], splits_of(split, groups), size)
 
 
 def load_iwildcam(*, folder: str | None = None, size: Pixels = 448) -> DomainData:
@@ -203,7 +203,7 @@ def load_iwildcam(*, folder: str | None = None, size: Pixels = 448) -> DomainDat
     labels = pd.Categorical(table["y"], range(table["y"].max() + 1))
     groups = "location " + table["location_remapped"].astype(str)
     splits = splits_of(table["split"].map(SPLITS), groups)
-    return files.image_data(table, labels, splits, groups, size=size)
+    return files.image_data(table, labels, splits, size)
 
 
 def load_fmow(
@@ -226,20 +226,13 @@ def load_fmow(
     codes = read_table(files.place / "country_code_mapping.csv", {"alpha-3": "str", "region": "str"})
     region = table["country_code"].map(codes.set_index("alpha-3")["region"]).fillna("Other")
     year = table["timestamp"].str[:4]
-    both, period = (
-        year + ", " + region,
-        np.select([year < "2013", year < "2016"], ["early", "middle"], "late"),
-    )
-    splits = {
-        ("early", "train"): "train",
-        ("early", "val"): "id_validation",
-        ("middle", "val"): "validation",
-        ("early", "test"): "id_test",
-        ("late", "test"): "test",
-    }
-    split = [splits.get(pair, "none") for pair in zip(period, table["split"], strict=True)]
+    both = year + ", " + region
+    period = np.select([year < "2013", year < "2016"], ["early ", "middle "], "late ")
+    names = {"early train": "train", "early val": "id_validation", "early test": "id_test"}
+    names |= {"middle val": "validation", "late test": "test"}
+    split = (period + table["split"]).map(names)
     domains = splits_of(split, region, year if group_by == "year" else both)
-    return files.image_data(table, table["category"].array, domains, both.array, size=size)
+    return files.image_data(table, table["category"].array, domains, size)
 
 
 def load_poverty(
@@ -324,7 +317,6 @@ def load_civilcomments(
     group_by: Literal["identity", "black"] = "identity",
     tokenizer: str = DISTILBERT,
     max_tokens: MaxTokens = 300,
-    pad_to: PadTo = MULTIPLE,
 ) -> DomainData:
     """Read the comments. Domains and groups are 18: the eight identities and none, each toxic or not.
 
@@ -351,8 +343,7 @@ def load_civilcomments(
         }
         if members := {name: rows for name, rows in found.items() if len(rows)}:
             splits[split] = Domains.from_indices(members)
-    options: dict[str, Any] = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
-    return files.text_data(range(len(table)), toxic, splits, **options)
+    return files.text_data(range(len(table)), toxic.astype(int), splits, tokenizer, max_tokens)
 
 
 def load_amazon(
@@ -360,7 +351,6 @@ def load_amazon(
     folder: str | None = None,
     tokenizer: str = DISTILBERT,
     max_tokens: MaxTokens = 512,
-    pad_to: PadTo = MULTIPLE,
 ) -> DomainData:
     """Read the reviews of the split by reviewers; domains and groups are the reviewers.
 
@@ -374,8 +364,8 @@ def load_amazon(
         raise InputError(f"{str(path)!r} has {len(split):,} rows and reviews.csv has {len(table):,}.")
     rows = np.flatnonzero(split.notna())
     splits = splits_of(split.iloc[rows], table["reviewerID"].iloc[rows])
-    options: dict[str, Any] = {"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to}
-    return files.text_data(rows, table["overall"].cat.codes.iloc[rows], splits, **options)
+    labels = table["overall"].cat.codes.iloc[rows].astype(int)
+    return files.text_data(rows, labels, splits, tokenizer, max_tokens)
 
 
 def _dataset(load: Callable[..., DomainData]) -> SimpleNamespace:
