@@ -467,7 +467,7 @@ def as_tensor(values: Any, where: str) -> Tensor:
             f"{where} has {what} as an input; it must be numbers: convert images to tensors "
             "(torchvision's ToTensor), tokenize text or use from_hf; for columns of a table: from_table."
         )
-    tensor = torch.from_numpy(np.require(array, requirements="CW"))  # pandas' are read-only
+    tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))  # pandas' are read-only
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
