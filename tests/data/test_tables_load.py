@@ -113,15 +113,6 @@ class TestFromTable:
         assert torch.equal(new.x[train], old.x[train])
         assert not torch.equal(new.x[rows], old.x[rows])
 
-    @pytest.mark.parametrize("held_out", ["kyoto", "oslo"])
-    def test_kinds_are_the_same_whatever_is_held_out(self, held_out: str) -> None:
-        table = patients()
-        table["age"] = table["age"].astype(object)
-        table["age"][from_patients().splits["test"].examples()[0]] = "unknown to us"
-        with pytest.warns(UserWarning, match=r"column 'age': 1 cell is not a number.*'unknown to us'"):
-            data = from_table(table, label="ill", domain="site", held_out=held_out)
-        assert [c["kind"] for c in data.inputs["columns"]] == ["numeric", "categorical"]
-
     def test_other_splits_of_fitted_rows_are_refused(self) -> None:
         data = from_patients()
         assert data.split_as(data.splits, {}).examples is data.examples

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -341,22 +341,18 @@ class ImageFiles(Examples):
 
     def digest(self) -> str:
         """Of all that the inputs follow from: the files (names, sizes, dates), labels and preprocessing."""
-        found = hashlib.sha256(repr((self.size, self.bad, self.classes)).encode())
+        digest = hashlib.sha256(repr((self.size, self.bad, self.classes)).encode())
         for path in self.paths:
             about = os.stat(path)
-            found.update(f"{path}|{about.st_size}|{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
+            digest.update(f"{path}|{about.st_size}|{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
         for part in (self.labels, self.groups, *([self.split] if self.bad == "skip" else [])):
-            found.update(part.tobytes())
-        return found.hexdigest()
+            digest.update(part.tobytes())
+        return digest.hexdigest()
 
     def _read(self, index: int, least: int) -> tuple[int, Image]:
         """The file or what takes its place, decoded, and which one it is."""
-        near = np.array([index])
-        if self.bad == "skip":  # then those of its domain and split, the next before the first
-            near = np.flatnonzero((self.groups == self.groups[index]) & (self.split == self.split[index]))
-            near = np.roll(near, -np.searchsorted(near, index))
         problem = ""
-        for i in near.tolist():
+        for i in self._candidates(index):
             try:
                 return i, decode(self.open(i), least)
             except Unreadable as error:
@@ -368,6 +364,13 @@ class ImageFiles(Examples):
             f"the image {self.path(index)!r} cannot be read ({why}). Download it again or remove it; "
             "training skips such images with bad='skip', and `shoal data check` lists them all."
         )
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        """The file, and those of its domain and split that may take its place, the next before the first."""
+        yield index
+        if self.bad == "skip":
+            near = np.flatnonzero((self.groups == self.groups[index]) & (self.split == self.split[index]))
+            yield from np.roll(near, -1 - np.searchsorted(near, index))[:-1].tolist()
 
 
 def image_data(

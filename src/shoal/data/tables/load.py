@@ -27,7 +27,7 @@ from shoal.data.tables.cells import Format
 from shoal.data.tables.encode import Encoder
 from shoal.data.tables.kinds import DROPPED, ColumnType, infer, number_format
 from shoal.data.tables.labels import Labels, domains_of, entities_of, unlabelled
-from shoal.data.tables.read import need_column
+from shoal.data.tables.read import cell_text, need_column
 from shoal.data.tables.table import Table, as_table
 from shoal.errors import InputError, TableWarning
 from shoal.options import DropRows, TableOptions
@@ -217,15 +217,13 @@ class Content:
             for name, line in found.items():
                 result[name]["warnings"].append(line)
         for role, name in [*((DROPPED, name) for name in self.drop), *self.roles.items()]:
-            column, becomes = self.table[name], {"label": "the target", "domain": "the domain"}
+            becomes = {"label": "the target", "domain": "the domain"}.get(role, "not a feature")
+            series = self.table.frame[name]
+            some = tuple(map(cell_text, series.dropna().unique()[:3]))
             about = ColumnType(
-                name,
-                role,
-                missing=int(column.series.isna().sum()),
-                distinct=len(column.distinct),
-                examples=tuple(column.distinct[:3]),
+                name, role, missing=int(series.isna().sum()), distinct=series.nunique(), examples=some
             )
-            result[name] = about.report() | {"becomes": becomes.get(role, "not a feature")}
+            result[name] = about.report() | {"becomes": becomes}
         return [result[name] for name in self.table if name in result]
 
     @cached_property
