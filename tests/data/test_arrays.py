@@ -188,12 +188,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "x alone": (lambda: TensorDataset(T), r"example 0 of the dataset is .* pair \(x, y\)"),
     "a weight": (lambda: each(lambda n: (T[n], 1, 0.5)), "a sample weight goes into a dict"),
     "two inputs": (lambda: each(lambda n: (T[n], T[n], 1)), r"\(\(a, b\), y\)"),
-    "text as x": (lambda: each(lambda n: ("words", 1)), "has str as an input; .*tokenize"),
+    "text as x": (lambda: each(lambda n: ("words", 1)), "has a str as an input; .*tokenize"),
     "text in a dict": (
         lambda: each(lambda n: {"x": T[n], "id": "p1", "label": 1}),
         "'id' of .* tokenize text",
     ),
-    "an image": (lambda: each(lambda n: (picture(), 1)), "has Image as an input; .*ToTensor"),
+    "an image": (lambda: each(lambda n: (picture(), 1)), "has a Image as an input; .*ToTensor"),
     "no label's value": (lambda: pairs(T, [None] * COUNT), "has the label None; it must be "),
     "a NaN label": (
         lambda: pairs(T, [1.5] * 6 + [float("nan")] * 60),

@@ -20,7 +20,6 @@ from shoal.errors import InputError
 from shoal.experiments import baselines
 from shoal.experiments.compare import LeaveDomainsOut
 from shoal.experiments.config import RunConfig
-from shoal.models.baseline import BoostedBaseline
 
 SITES = ("kyoto", "lima", "oslo", "<script>")
 
@@ -265,37 +264,3 @@ def test_damaged_files_are_refused(table: dict[str, Any]) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match="is damaged"):
             shoal.load("run")
-
-
-TREE = """tree
-version=v4
-num_class=1
-num_tree_per_iteration=1
-label_index=0
-max_feature_idx=1
-objective=regression
-feature_names=a b
-feature_infos=none none
-
-Tree=0
-num_leaves=3
-num_cat=0
-split_feature=0 1
-threshold=1.00000001 2
-decision_type=2 2
-left_child=-1 -2
-right_child=1 -3
-leaf_value=5 6 7
-shrinkage=1
-
-
-end of trees
-"""
-
-
-def test_a_tree_by_hand() -> None:
-    """Thresholds are rounded down to single precision."""
-    content = BoostedBaseline.content_of(TREE)
-    model = BoostedBaseline(content, 2, None, [])
-    assert model(torch.tensor([[1, 9], [1.0001, 2], [3, 2.5]])).tolist() == [5, 6, 7]
-    assert b"threshold=1.0 2.0" in content

@@ -484,7 +484,7 @@ def described_columns(
         cells = correlations[:, feature, label]  # where it varies most
         z = np.arctanh(np.clip(cells, -0.999999, 0.999999)) * certain
         levels = np.array([x[rows].mean(0) for rows in domains])
-        place = int(np.abs(levels).max(1).argmax())
+        place, most = np.unravel_index(np.abs(levels).argmax(), levels.shape)
         changes = "relation" in significant and bool(found["relation_p"][n] <= LEVEL)
         result.append(
             {
@@ -492,7 +492,10 @@ def described_columns(
                 "share": round(float(found["column_shares"][n]), 6),
                 "p": float(found["column_p"][n]),
                 "differs": "columns" in significant and bool(found["column_p"][n] <= LEVEL),
-                "most_different": sample.names[place],
+                "most_different": {
+                    "domain": sample.names[place],
+                    "mean": round(float(levels[place, most]), 6),
+                },
                 "relation_p": float(found["relation_p"][n]),
                 "changes": changes,
                 "flips": changes and bool(z.max() > SURE and z.min() < -SURE),

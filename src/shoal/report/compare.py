@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.errors import InputError
 from shoal.experiments.progress import duration
 from shoal.files import as_csv, dump_json
 from shoal.report.tables import Table, cell, clean, cut, listed, many, number
@@ -83,12 +82,12 @@ def recommended(result: Result) -> list[str]:
     if advice["state"] == "few":
         least = "at least three, held out in three groups, are needed"
         first = f"{caution}No recommendation: {many(domains, 'held-out domain')}; {least}."
-        return [clean(first), clean(f"Start with {_described(nearest)}, the simplest algorithm.")]
+        return [clean(first), clean(f"Start with {nearest}, the simplest algorithm.")]
     if advice["state"] == "majority":
         first = (
             f"{caution}No recommendation: no algorithm is shown to predict better than a constant in a new"
         )
-        lines = [f"{first} domain. Nearest is {_described(nearest)}: {gap(advice['majority'])}."]
+        lines = [f"{first} domain. Nearest is {nearest}: {gap(advice['majority'])}."]
         worse = [name for name in result["held_out"] if _worse_than_constant(result, rows, name, nearest)]
         if worse:
             lines.append(
@@ -96,7 +95,7 @@ def recommended(result: Result) -> list[str]:
                 "there, with `shoal diagnose`, before training anything else."
             )
         return [clean(line) for line in lines]
-    first, best, reference = f"Use {_described(nearest)}", advice["alternative"], advice["reference"]
+    first, best, reference = f"Use {nearest}", advice["alternative"], advice["reference"]
     if advice["state"] == "tied":
         names = listed([advice["row"], *advice["tied"]])
         first = f"Tied: {names} cannot be told apart on {domains} domains. {first}, the simplest"
@@ -133,21 +132,6 @@ def cautions(result: Result) -> list[str]:
             "little; compare by --metric AUC or 'macro recall', which count all classes alike"
         )
     return lines
-
-
-def _described(name: str) -> str:
-    """The name of a row with the summary of its algorithm, if it has one."""
-    from shoal.algorithms import registry
-    from shoal.experiments.baselines import SUMMARIES
-
-    summary = SUMMARIES.get(name, "")
-    if not summary:
-        try:
-            text = registry.module(name.partition(":")[0]).__doc__ or ""
-            summary = text.partition("\n")[0].partition(": ")[2]
-        except InputError:  # an algorithm of a package that is not installed here
-            pass
-    return f"{name} ({summary[:1].lower()}{summary[1:].rstrip('.')})" if summary else name
 
 
 def protocol(result: Result) -> list[str]:

@@ -107,7 +107,7 @@ def _tests(result: Result) -> Table:
 
 def _columns(result: Result) -> Table:
     columns = named(result, "changes") + [c for c in named(result, "differs") if not c["changes"]]
-    titles = ["variance between domains %", "p", "most different in", "relation to the label", "p "]
+    titles = ["variance between domains %", "p", "most different", "relation to the label", "p "]
     found = Table(["column", *titles])
     for c in columns[:SHOWN]:
         relation = "no change detected"
@@ -115,7 +115,8 @@ def _columns(result: Result) -> Table:
             each, label = c["correlations"], f" with label {c['label']}" if c["label"] else ""
             ends = [f"{each[d]:+.2f} in {d}" for d in (min(each, key=each.get), max(each, key=each.get))]
             relation = f"{'flips' if c['flips'] else 'changes'}: correlation{label} {', '.join(ends)}"
-        cells = (f"{100 * c['share']:.1f}", f"{c['p']:.3f}", c["most_different"], relation)
+        most = "{domain}: mean {mean:+.2f} SD".format(**c["most_different"])
+        cells = (f"{100 * c['share']:.1f}", f"{c['p']:.3f}", most, relation)
         found.add(c["name"], *cells, f"{c['relation_p']:.3f}")
     return found
 
