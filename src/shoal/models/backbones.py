@@ -40,7 +40,8 @@ def build(
 
     Args:
         name: name of the model in timm.
-        input_shape: shape of an input, without the batch dimension.
+        input_shape: shape of an input, without the batch dimension; vision transformers, such as DINOv2, are
+            built for images of this size, whatever that of their pretraining was.
         classes: number of classes, or ``None`` for regression.
         pretrained: use the weights of timm, which it downloads and caches: those in the name, as in
             ``resnet50.tv_in1k``, otherwise its default (default: if the name includes weights). For weights
@@ -54,8 +55,11 @@ def build(
     pretrained = "." in name if pretrained is None else pretrained
     if len(input_shape) != 3:
         raise InputError(f"model {name!r} takes images, input_shape (c, h, w); not {input_shape}.")
+    options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0, "in_chans": input_shape[0]}
     try:
-        body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=input_shape[0])
+        if getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
+            options["img_size"] = input_shape[1:]
+        body = timm.create_model(name, **options)
     except (OSError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
         advice = "; set weights to a file" if pretrained else ""
