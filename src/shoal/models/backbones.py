@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Self
@@ -172,6 +173,9 @@ def fitting(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
     unused = [f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier)]
     ignored = (*unused, "AuxLogits.")
     found = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    resize = getattr(sys.modules[type(features.body).__module__], "checkpoint_filter_fn", None)
+    if resize and any(k in inside and v.shape != state[inside[k]].shape for k, v in found.items()):
+        found = resize(found, features.body)  # position embeddings, as timm does for its own weights
     found = {
         k: v for k, v in found.items() if k in inside or not (k.startswith(ignored) or k.endswith(DERIVED))
     }
