@@ -41,14 +41,10 @@ def build(
 
     Args:
         name: name of the model in timm.
-        input_shape: shape of an input, without the batch dimension; vision transformers, such as DINOv2, are
-            built for images of this size, whatever that of their pretraining was.
+        input_shape: shape of an input, without the batch dimension; transformers are built for this size.
         classes: number of classes, or ``None`` for regression.
-        pretrained: use the weights of timm, which it downloads and caches: those in the name, as in
-            ``resnet50.tv_in1k``, otherwise its default (default: if the name includes weights). For weights
-            from a file, see ``--weights``.
-        freeze_batchnorm: do not update the BatchNorm statistics of pretrained weights, which small batches of
-            one domain would distort; scale and shift are trained.
+        pretrained: use the weights of timm (default: if the name has some, as in ``resnet50.tv_in1k``).
+        freeze_batchnorm: do not update the BatchNorm statistics of pretrained weights.
         frozen: train only the head, on features of images without augmentation.
         dropout: dropout rate of the features.
     """
@@ -78,9 +74,8 @@ def build(
 class Backbone(nn.Module):
     """A network that wants images, which come normalised for ImageNet, with another mean and deviation.
 
-    A ``frozen`` network is not trained; then what has two dimensions, (B, d), is taken for its features as
-    they are, so that the same model trains its head on features that were computed once, and predicts from
-    images.
+    If it is ``frozen``, what has two dimensions, (B, d), is taken for its features as they are: the same
+    model trains its head on features that were computed once, and predicts from images.
     """
 
     scale: Tensor
