@@ -70,7 +70,7 @@ def build(
 
 
 def read_model(name: str, config: Any, optional: str | None = None) -> tuple[Any, list[nn.Parameter]]:
-    """A model with its published weights, and those of its parameters, called ``optional``, that have none."""
+    """A model with its published weights, and its parameters, called ``optional``, that have none."""
     transformers = load("transformers", "text")
     transformers.utils.logging.set_verbosity_error()  # of weights that are not needed
     transformers.utils.logging.disable_progress_bar()
