@@ -164,6 +164,18 @@ def test_weights_behind_a_prefix(prefix: str, source: str) -> None:
     assert torch.equal(model.head.weight, head)
 
 
+def test_a_transformer_takes_weights_for_images_of_another_size() -> None:
+    """Of its position embeddings those that both have are the same."""
+    small, large = made("test_vit", (3, 96, 96)), made("test_vit", (3, 160, 160))
+    large.load_state_dict(fitting(small.features.body.state_dict(), large))  # type: ignore[union-attr, operator]
+    ours, theirs = (model.state_dict() for model in (large, small))
+    assert ours["features.body.pos_embed"].shape == (1, 101, 64)
+    assert torch.equal(ours["features.body.pos_embed"][:, 0], theirs["features.body.pos_embed"][:, 0])
+    assert torch.equal(
+        ours["features.body.blocks.0.attn.qkv.weight"], theirs["features.body.blocks.0.attn.qkv.weight"]
+    )
+
+
 def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     model, path = made(), tmp_path / "resnet.pth"
     weights = dict(model.features.body.state_dict())  # type: ignore[union-attr, operator]
