@@ -115,7 +115,7 @@ def numbers(texts: Any, how: Format = PLAIN, found: Numerals | None = None) -> A
 
 
 def plain_numbers(texts: Any) -> tuple[Array, str] | None:
-    """Float64, NaN where null, and the decimal mark (or none), if texts are numbers as programs write them."""
+    """Float64, NaN where null, and the decimal mark (or none), if programs write numbers so."""
     for mark in ".,":
         if mark == "," and not matches(texts.drop_null(), "[+-]?[0-9]*,?[0-9]*").all():
             continue
