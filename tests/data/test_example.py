@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.data.tables import check_table
-from shoal.datasets.cdsprites import SHAPES
-from shoal.datasets.example import HOSPITALS, PER_CLASS, STYLES, write_images, write_table
+from shoal.datasets.example import HOSPITALS, write_images, write_table
 from shoal.errors import InputError
 
 FIRST = "OSL-0001,oslo,2024-07-16,63,male,no,absent,116,220,normal,surgery,no"
@@ -34,21 +33,6 @@ def test_a_table_is_messy_and_always_the_same(tmp_path: Path) -> None:
     assert "3 cells are not a number" in columns["pressure"]["warnings"][0]
     incomplete = {name for name, column in columns.items() if column["missing"]}
     assert incomplete == {"age", "smoker", "pressure", "cholesterol", "ecg"}
-
-
-def test_images_are_a_folder_of_domains_and_classes(tmp_path: Path) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    folder = write_images(tmp_path / "photos")
-    files = sorted(folder.rglob("*.png"))
-    assert Counter(file.relative_to(folder).parts[:2] for file in files) == {
-        (domain, shape): PER_CLASS for domain in STYLES for shape in SHAPES
-    }
-    assert {pillow.open(file).size for file in files} == {(64, 64)}
-    assert len({file.read_bytes() for file in files}) == len(files)
-    again = write_images(tmp_path / "again")
-    same = [(again / file.relative_to(folder)).read_bytes() == file.read_bytes() for file in files]
-    assert all(same)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "photos"]
 
 
 @pytest.mark.parametrize("write", [write_table, write_images])

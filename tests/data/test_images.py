@@ -107,17 +107,6 @@ def test_every_mode_becomes_rgb(kind: str, tmp_path: Path) -> None:
     assert np.abs(found - colour).max() < 12  # JPEGs are only near it
 
 
-def test_sixteen_bits_are_scaled_and_exif_is_left_alone(tmp_path: Path) -> None:
-    grey = np.linspace(0, 65_535, 32 * 32).astype(np.uint16).reshape(32, 32)
-    Image.fromarray(grey).save(tmp_path / "a.png")
-    assert np.allclose(pixels(tmp_path / "a.png", 32), (grey >> 8)[..., None], atol=1e-3)
-    image, exif = noise(300, 100), Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    image.save(tmp_path / "c.png", exif=exif)
-    wanted = np.asarray(image.resize((64, 64), Image.Resampling.BILINEAR), np.float32)
-    assert np.allclose(pixels(tmp_path / "c.png", 64), wanted, atol=1e-2)
-
-
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
 def test_transparent_pixels_become_white(mode: str, tmp_path: Path) -> None:
     """Whatever colour is hidden there; half transparent ones are mixed with white."""

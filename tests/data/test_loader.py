@@ -1,7 +1,5 @@
 """Meta-batches are the sampler's plan, whatever reads them."""
 
-import multiprocessing
-import os
 import random
 from typing import Any
 
@@ -136,16 +134,3 @@ def test_refused() -> None:
     for workers in (0, 1):  # an error in a worker reads as any other
         with pytest.raises(InputError, match=r"^an item of the dataset must be a pair .*3 parts"):
             list(MetaBatchLoader(three, sampler(), workers=workers, stop=1))
-
-
-@pytest.mark.skipif(not hasattr(os, "setsid"), reason="processes have no sessions")
-def test_workers_are_out_of_the_reach_of_the_terminal() -> None:
-    """Ctrl-C, and a signal to the process group, leave them to the main process."""
-    loader = MetaBatchLoader(Items(), readable(), workers=1, stop=2)
-    try:
-        next(iter(loader))
-        (worker,) = multiprocessing.active_children()
-        assert os.getsid(worker.pid or 0) == worker.pid
-    finally:
-        loader.close()
-    assert not multiprocessing.active_children()

@@ -53,19 +53,6 @@ def test_permutation_is_one_to_one(n: int, seed: int) -> None:
     assert np.array_equal(np.sort(permute(key(seed), n, np.arange(n))), np.arange(n))
 
 
-def test_permutations_of_several_sizes_and_keys() -> None:
-    sizes = np.array([1, 2, SMALL, SMALL + 1, 1000])
-    keys, positions = key(3, np.arange(5)), np.array([0, 1, 7, 30, 999])
-    alone = [int(permute(keys[[i]], int(n), positions[[i]])[0]) for i, n in enumerate(sizes)]
-    assert permute(keys, sizes, positions).tolist() == alone
-    huge = permute(key(1), 10**15, np.arange(10**15 - 1000, 10**15))
-    assert len(set(huge.tolist())) == 1000
-    assert huge.max() < 10**15
-    parts: list[tuple[int, ...]] = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
-    assert len({tuple(permute(key(*each), 50, np.arange(50))) for each in parts}) == 5
-    assert key(-1)[0] == key(2**64 - 1)[0]
-
-
 @pytest.mark.parametrize("n", [3, SMALL, SMALL + 1, 200])
 @pytest.mark.parametrize("pair", [(0, 1), (1, 2), (5, 11)])
 def test_pairs_of_positions_are_uniform_and_independent(n: int, pair: tuple[int, int]) -> None:
@@ -128,35 +115,6 @@ def test_every_example_once_per_pass_of_its_domain(sampler: DomainBatchSampler, 
         count = len(sampler.domains)
         for block in origin[: len(origin) // count * count].reshape(-1, count):
             assert sorted(block.tolist()) == list(range(count))
-
-
-@settings(max_examples=20, deadline=None)
-@given(samplers())
-def test_regrouped_has_the_examples_of_domains(sampler: DomainBatchSampler) -> None:
-    other = again(sampler, draw="regrouped")
-    for step in range(8):
-        assert examples(other.plan(step)) == examples(sampler.plan(step))
-        assert all(d is None for d, _ in other.plan(step))
-
-
-def test_pooled_uses_each_example_once_a_pass() -> None:
-    domains = Domains.from_indices({"a": range(20), "b": range(10, 36)})  # 36 examples, 10 of them in both
-    sampler = DomainBatchSampler(domains, 4, 3, draw="pooled")
-    drawn = [examples(sampler.plan(step)) for step in range(6)]
-    assert sorted(chain(*drawn[:3])) == sorted(chain(*drawn[3:])) == list(range(36))
-    assert drawn[0] != drawn[3]
-    assert sampler.steps == 3
-
-
-def test_by_size_draws_in_proportion() -> None:
-    domains = Domains.from_sizes({"small": 10, "medium": 30, "large": 60})
-    sampler = DomainBatchSampler(domains, 4, 5, by_size=True, seed=1)
-    drawn = [pair for step in range(1000) for pair in sampler.plan(step)]
-    numbers = Counter(d for d, _ in drawn)
-    assert [round(numbers[d] / 5000, 1) for d in range(3)] == [0.1, 0.3, 0.6]
-    assert all(set(batch) <= set(domains.indices_of(int(d or 0))) for d, batch in drawn[:500])
-    batch = next(b for d, b in DomainBatchSampler(domains, 20, 9, by_size=True).plan(1) if d == 0)
-    assert set(Counter(batch.tolist()).values()) == {2}  # ten examples, twenty places
 
 
 @pytest.mark.parametrize("kind", DRAWS)
@@ -264,13 +222,6 @@ def test_items_with_wrong_domains_are_refused(dataset: Any, domains: Any, messag
         WithDomain(dataset, domains)
     with pytest.raises(InputError, match=r"item 0 of the dataset is a str; it must be a tuple"):
         WithDomain(["text"], [0])[0]
-
-
-def test_domains_per_step() -> None:
-    assert DomainBatchSampler(range(16), 1).domains_per_step == 16
-    assert DomainBatchSampler(range(17), 1).domains_per_step == 5
-    for more in ({"draw": "pooled"}, {"draw": "one-domain"}, {"draw": "balanced"}, {"by_size": True}):
-        assert len(DomainBatchSampler([0, 1, 1], 2, 7, **more).plan(3)) == 7  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,11 @@ class TestRows:
     @pytest.mark.parametrize(
         ("last", "drop", "message"),
         [
-            ({"site": "Total", "ill": "yes"}, ["mostly-empty"], r"row 121 is mostly empty.*mostly-empty"),
+            ({"site": "Total", "ill": "yes"}, ["mostly-empty"], r"row 121: mostly empty.*mostly-empty"),
             (
                 {"site": "Total", "ill": "no", "age": 6e3, "dose": 2e3, "note": "x"},
                 ["single"],
-                "row 121 is the only one of its domain",
+                "row 121: alone in the domain.*drop_rows to single",
             ),
             (
                 {"age": 50, "dose": 20, "note": "x", "ill": "no"},
@@ -161,8 +161,8 @@ class TestRows:
 
     def test_labels_in_another_unit(self) -> None:
         table = self.table({"age": 50, "dose": 22_000.0, "note": "x", "site": "oslo", "ill": "no"})
-        assert "row 121 has a label far from all others" in warned(table, "dose")
-        assert "far from" not in warned(table, "dose", drop_rows=["outliers"])
+        assert "row 121: labelled far from all others" in warned(table, "dose")
+        assert "far from all" not in warned(table, "dose", drop_rows=["outliers"])
         heavy = np.exp(np.random.default_rng(0).normal(size=ROWS))
         assert "far from" not in warned({**TABLE, "cost": heavy}, "cost")
 

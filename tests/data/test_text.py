@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from imitations.wilds_text import fake_tokenizer
-from shoal.data import Domains, MetaBatchLoader
-from shoal.data.sampler import DomainBatchSampler
 from shoal.data.text import TextExamples, load_tokenizer
 from shoal.errors import InputError
 
@@ -50,18 +47,6 @@ def test_batches_are_what_the_tokenizer_gives(pad_to: Any, length: int, tiny: st
     short = batch(examples, 0)[0]["input_ids"].shape[1]
     assert short == {8: 8, 1: len(tokenizer(TEXTS[0])["input_ids"]), "max": 16}[pad_to]
     assert examples.known_labels().tolist() == list(range(6))
-
-
-def test_any_number_of_workers_gives_the_same_batches(tiny: str) -> None:
-    examples = TextExamples(TEXTS * 4, [0, 1] * 12, tokenizer=tiny, max_tokens=16)
-    domains = Domains.from_labels([i % 3 for i in range(24)])
-    sampler = DomainBatchSampler(domains, 4, 2, steps=4)
-
-    def batches(workers: int) -> list[dict[str, Tensor]]:
-        return [batch.x for batch in MetaBatchLoader(examples, sampler, workers=workers, stop=4)]
-
-    for a, b in zip(batches(0), batches(2), strict=True):
-        assert all(torch.equal(a[k], b[k]) for k in a)
 
 
 def corrupt(tiny: str, place: Path, damage: str) -> str:

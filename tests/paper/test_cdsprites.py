@@ -43,19 +43,6 @@ def test_every_method_has_the_same_passes_and_optimizer() -> None:
         cdsprites.configs([Variant("Fish")], 7, [0], FULL)
 
 
-def test_parts() -> None:
-    for part in ("sgd", "palette"):
-        assert {c.name for c in runs(part)} == {"ERM", "Fish", "Fish, random grouping"}
-        assert {c.steps * c.domains_per_step for c in runs(part)} == {12_000}
-    assert {c.optimizer for c in runs("sgd")} == {"sgd"}
-    assert {c.data_options["palette"] for c in runs("palette")} == {"random"}
-    assert {c.batch_size for c in runs("batch-256")} == {256}
-    assert runs("as-printed")[0].settings == {"trust": None, "gamma": 0.3}
-    lengths = {(c.name, c.domains_per_step): c.steps for c in runs("idgm")}
-    assert all(lengths["IDGM", n] == 12_000 // n for n in FULL["numbers"])
-    assert all(lengths["IDGM, equal updates", n] == 1500 for n in FULL["numbers"])
-
-
 @pytest.mark.usefixtures("in_process")
 def test_from_runs_to_a_table_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cdsprites.preset("sizes"), "quick", TINY)

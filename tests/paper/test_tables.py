@@ -26,16 +26,16 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def data(wilds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(wilds_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Imitations of WILDS, and runs that are smaller still than quick ones."""
-    monkeypatch.setenv("SHOAL_DATA", str(wilds))
+    monkeypatch.setenv("SHOAL_DATA", str(wilds_root))
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    tiny, quick = str(wilds / "tiny-bert"), read("presets/wilds.yaml")["every"]["quick"]
+    tiny, quick = str(wilds_root / "tiny-bert"), read("presets/wilds.yaml")["every"]["quick"]
     text = {"model": tiny, "data_options": {"tokenizer": tiny, "max_tokens": 8}}
     monkeypatch.setitem(quick, "text", {**quick["text"], **text})
     small = {"steps": 3, "eval_limit": 20, "data_options": {"size": 16}}
     monkeypatch.setitem(quick, "images", {**quick["images"], **small})
-    return wilds
+    return wilds_root
 
 
 @pytest.fixture
@@ -51,14 +51,15 @@ def columns(result: Any, heading: str = "") -> dict[str, Any]:
 
 @pytest.mark.usefixtures("short")
 def test_domainbed(tmp_path: Path) -> None:
-    options = {"algorithms": ["erm", "fish:regrouped"], "datasets": "coloured-digits", "out": tmp_path}
+    options: dict[str, Any] = {"algorithms": "erm", "datasets": "coloured-digits", "out": tmp_path}
     result = reproduce("domainbed", **options, **QUICK)
     (column,) = columns(result).values()
-    assert column["runs"] == 3 * 2
+    assert column["runs"] == 3
     assert column["paper"] == {"ERM": [52.0, 0.1]}  # of CMNIST
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "domainbed-quick").glob("*.json")}
-    ours = columns(reproduce("domainbed", seeds=2, **options, **QUICK))["coloured-digits"]["ours"]
-    assert {row: len(values["values"]) for row, values in ours.items()} == {"ERM": 2, "fish:regrouped": 2}
+    options["algorithms"] = ["erm", "fish:regrouped"]
+    ours = columns(reproduce("domainbed", **options, **QUICK))["coloured-digits"]["ours"]
+    assert {row: len(values["values"]) for row, values in ours.items()} == {"ERM": 1, "fish:regrouped": 1}
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -213,23 +212,6 @@ def test_domains_count_equally_and_one_without_a_score_not_at_all(values: list[f
     lost = scores("mse", *values)  # outputs that are not finite
     assert math.isnan(lost.worst)
     assert scores("mse", 9.0, 9.0).better_than(lost)
-
-
-def test_scores_come_back_from_plain_data() -> None:
-    scores = Scores("accuracy", ("a",), (0.5,), (4,), 0.5, 1.0, {"AUC": math.nan, "loss": 1.0}, "loss", False)
-    written = json.loads(json.dumps(scores.to_dict(), allow_nan=False))
-    assert written["metrics"] == {"AUC": None, "loss": 1.0}
-    back = Scores.from_dict(written)
-    assert math.isnan(back.more["AUC"])
-    assert (back.selects, back.higher, back.selection_score) == ("loss", False, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("classes", "outputs", "name"), [(3, 3, "macro f2"), (3, 3, "Pearson r"), (None, 1, "AUC")]
-)
-def test_wrong_metrics_are_refused_before_training(classes: int | None, outputs: int, name: str) -> None:
-    with pytest.raises(InputError, match=name):
-        fit(network(outputs), example_data(classes), metric=name)
 
 
 @pytest.mark.parametrize("classes", [3, None])

@@ -1,7 +1,6 @@
 """``shoal.fit`` from input to selected weights."""
 
 import gc
-import json
 import multiprocessing
 import pickle
 import random
@@ -21,7 +20,6 @@ import shoal
 from shoal.api.fit import as_domain_data
 from shoal.data import TensorData
 from shoal.errors import InputError
-from shoal.experiments.record import RunRecord
 from shoal.models import FeatureModel
 from shoal.training.callbacks import CallbackError
 
@@ -148,14 +146,6 @@ def test_a_result_predicts_is_saved_loaded_pickled_and_shown(tmp_path: Path) -> 
     assert list(frame.columns) == ["step", "selected", "split", "domain", "metric", "value"]
     assert frame[frame.selected & (frame.domain == "d3")].value.item() == run.accuracy("d3")
     assert "<td>d3</td>" in run._repr_html_()
-
-
-def test_the_record_of_a_run(tmp_path: Path) -> None:
-    run = fit("erm", optimizer=torch.optim.RMSprop, folder=tmp_path / "run", warm_start=2)
-    record = RunRecord.from_dict(json.loads((tmp_path / "run" / "record.json").read_text()))
-    assert record.history == tuple(json.loads(json.dumps(p.to_dict())) for p in run.history)
-    assert record.config.optimizer_options == {"class": "RMSprop"}
-    assert (record.config.steps, record.config.warm_start, record.status) == (10, 2, "finished")
 
 
 class TestIsolation:

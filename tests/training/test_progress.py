@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import shoal
-from shoal.training import progress as module
 from shoal.training.progress import Progress
 
 
@@ -22,19 +20,6 @@ class Terminal(io.StringIO):
 class Closed(Terminal):
     def write(self, text: str) -> int:
         raise OSError(5, "Input/output error")
-
-
-def test_a_log_has_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, log = SimpleNamespace(now=1000.0), io.StringIO()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.now))
-    monkeypatch.setattr("sys.stderr", log)
-    for progress in (Progress("fish", 100), Progress("hidden", 100, shown=False)):
-        for step in range(1, 101):
-            now.now += 1
-            progress.update(step, f"loss {step}")
-    lines = log.getvalue().splitlines()
-    assert lines[0] == "fish  10/100 steps  0:01:30 left  loss 10"
-    assert len(lines) == 10
 
 
 @pytest.mark.parametrize("stream", [Terminal(), Closed()])

@@ -264,17 +264,5 @@ def test_several_inputs(weighted: bool) -> None:
         (Two(), lambda x, *rest: ({"a": x[:, :2], "b": x[:, 2:]}, *rest)),
     ):
         assert distance(first, trained(model, data)) == 0
-
-
-def test_prediction_from_several_inputs() -> None:
-    x, y = examples("classification")["a"]
-    a, b = x[:, :2], x[:, 2:]
-    run = fit("classification", train={"a": ((a, b), y)}, model=Two())
-    expected = run.model(a, b).argmax(1).tolist()
-    for several in ((a, b), [a, b], {"a": a, "b": b}):
-        assert run.predict(several, batch_size=5).tolist() == expected
-    for wrong, message in (((a, b[1:]), "24, 23 examples"), ((a, 3), "not a tuple")):
-        with pytest.raises(InputError, match=message):
-            run.predict(wrong)
     with pytest.raises(InputError, match=r"passed as several arguments where forward needs more than one"):
-        fit("classification", train={"a": ((a, b, a), y)}, model=Two())
+        trained(Two(), lambda x, *rest: ((x[:, :2], x[:, 2:], x), *rest))

@@ -300,17 +300,15 @@ def _plan(race: Race, times: Times | None, jobs: int, minutes: float | None) -> 
     from shoal.experiments.progress import duration
     from shoal.report.tables import many
 
-    folds, domains = len(race.protocol.folds), len(race.protocol.held_out)
-    parts = []
-    for stage in race.stages:
-        counts = (many(len(stage.rows), "algorithm"), many(stage.seeds, "seed"), many(stage.search, "trial"))
-        parts.append(f"{stage.name} ({', '.join(counts)})")
+    plan, stages = race.protocol, race.stages
+    folds, domains = len(plan.folds), len(plan.held_out)
     text = f"{many(domains, 'held-out domain')}{f' in {folds} groups' * (folds < domains)}; "
-    text += f"{many(len(parts), 'stage')}: {', '.join(parts)}"
+    text += f"{many(len(plan.rows), 'algorithm')} with up to {many(plan.search, 'trial')} and "
+    text += f"{many(plan.seeds, 'seed')}; {many(len(stages), 'stage')}: {', '.join(s.name for s in stages)}"
     if times:
-        seconds = [race.seconds(stage, times, jobs) for stage in race.stages]
+        seconds = [race.seconds(stage, times, jobs) for stage in stages]
         if minutes is not None and 60 * minutes < seconds[0]:
-            first = f"the first stage, {parts[0]}, takes {duration(seconds[0])}"
+            first = f"the first stage ({stages[0].name}) takes {duration(seconds[0])}"
             raise InputError(f"of {minutes:g} minutes is too small: {first}.", "budget")
         text += f"; about {duration(sum(seconds))} with {many(jobs, 'run')} in parallel"
     return text if race.exhaustive else f"{text}. Algorithms that can no longer be recommended leave the race"

@@ -302,7 +302,7 @@ def _config(setup: Setup) -> RunConfig:
     """
     optimizer, options = setup.engine.optimizer, plain(setup.options)
     first = optimizer.param_groups[0]
-    lr = setup.rates.base if setup.rates else first.get("initial_lr", first["lr"])
+    lr = first.get("initial_lr", first["lr"]) / first.get("lr_scale", 1.0)
     known = [name for name, each in OPTIMIZERS.items() if each is type(optimizer)]
     fields = {name: options[name] for name in declared(TrainingOptions)}
     fields |= {"optimizer": known[0] if known else "adam", "lr": float(lr), "eval_every": setup.eval_every}

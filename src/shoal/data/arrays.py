@@ -7,6 +7,7 @@ Sample weights are the third of three arrays (x, y, w), or under ``"sample_weigh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,13 +67,13 @@ def from_arrays(
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
     """
-    inputs, (labels, names) = _tensor(x, "x").detach().float(), numbered(y, "y", task)
+    inputs, (labels, names) = as_tensor(x, "x").detach().float(), numbered(y, "y", task)
     if inputs.ndim < 2:
         raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
     every = {"train": Domains.from_sizes({"all": len(inputs)})}
     shape, data = tuple(inputs.shape[1:]), TensorData(inputs, labels)
-    found = DomainData(data, every, len(names) or None, shape, "", class_names=names)
-    return _in_splits(found, domains, held_out, validation, seed)
+    whole = DomainData(data, every, len(names) or None, shape, "", class_names=names)
+    return _split(whole, domains, held_out, validation, seed)
 
 
 def numbered(y: Any, where: str, task: str | None = None) -> tuple[Tensor, tuple[str, ...]]:
@@ -115,11 +116,11 @@ def from_dataset(
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
     """
-    found = read_examples({"": dataset}, task=task, classes=classes, count=True)
-    return _in_splits(found, domains, held_out, validation, seed)
+    whole = read_examples({"": dataset}, task=task, classes=classes, count=True)
+    return _split(whole, domains, held_out, validation, seed)
 
 
-def _in_splits(data: DomainData, groups: Any, held_out: Names, share: float, seed: int) -> DomainData:
+def _split(data: DomainData, groups: Any, held_out: Names, share: float, seed: int) -> DomainData:
     domains, size = Domains.from_labels(groups), len(data.examples)
     if len(domains.indices) != size:
         count = f"there are {size} examples and {len(domains.indices)} domains"
@@ -161,9 +162,9 @@ def read_examples(
             raise InputError(f"must be at least two, got {classes!r}.", "classes")
         task = task or "classification"
     with seeded(0):  # reading an example may draw random numbers
-        found = [_open(f"domain {name!r}" if name else "the dataset", p) for name, p in parts.items()]
-    first, labels, notes = found[0], [part.labels for part in found], dict[str, str]()
-    for part in found:
+        opened = [_open(f"domain {name!r}" if name else "the dataset", p) for name, p in parts.items()]
+    first, labels, notes = opened[0], [part.labels for part in opened], dict[str, str]()
+    for part in opened:
         if (ours := first.form()) != (theirs := part.form()):
             raise InputError(f"{first.where} has {ours} and {part.where} {theirs}; all must be alike.")
     if task is None and binary and all(np.isin(each, (0, 1)).all() for each in labels):
@@ -171,8 +172,8 @@ def read_examples(
         notes["task"] = "multi-label, as the loss is a binary cross-entropy and labels are 0 or 1"
     target = Target(task or task_of(labels, default))
     if target.task not in NUMBERS:
-        target = replace(target, **_classes(found, classes, count))
-    examples, shape = [part.encoded(target) for part in found], getattr(first.example[0], "shape", ())
+        target = replace(target, **_classes(opened, classes, count))
+    examples, shape = [part.encoded(target) for part in opened], getattr(first.example[0], "shape", ())
     return DomainData(
         _joined(examples),
         {"train": Domains.from_sizes({str(n): len(p) for n, p in zip(parts, examples, strict=True)})},
@@ -365,11 +366,11 @@ def _of_arrays(where: str, x: Any, y: Any, weight: Any = None) -> Part:
     """Arrays; x may be several arrays in a tuple or mapping."""
     labels = _labels(y, where)
     several = isinstance(x, Mapping) or (isinstance(x, (tuple, list)) and len(x) != len(labels))
-    x = _input(x, where) if several else _tensor(x, where)
+    x = _input(x, where) if several else as_tensor(x, where)
     if not len(labels):
         raise InputError(f"{where} has no examples; remove it.")
     device = next(leaves(x)).device
-    w = None if weight is None else _tensor(weight, f"the weight of {where}").to(device, _dtype(x))
+    w = None if weight is None else as_tensor(weight, f"the weight of {where}").to(device, _dtype(x))
     data = TensorData(x, torch.zeros(len(labels), device=device), w)
     return Part(where, data, labels, data[0])
 
@@ -410,7 +411,7 @@ def _example(item: Any, where: str, own: bool = False) -> tuple[Any, ...]:
             raise InputError(f"{where} is {keys}; the label must be under one of {', '.join(LABELS)}.")
         used = {key: value for key, value in item.items() if key not in (*label, WEIGHT)}
         x, y = next(iter(used.values())) if len(used) == 1 else used, item[label[0]]
-        weight = [_tensor(item[WEIGHT], f"the weight of {where}")] if WEIGHT in item else []
+        weight = [as_tensor(item[WEIGHT], f"the weight of {where}")] if WEIGHT in item else []
         return x if own else _input(x, where), y, *weight
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         raise InputError(f"{where} is {shown(item)}; it must be a pair (x, y), or a dict with a label.")
@@ -430,8 +431,8 @@ def _listed(dataset: Any) -> tuple[Array | None, tuple[str, ...]]:
         rows, dataset = np.asarray(dataset.indices, np.int64)[rows], dataset.dataset
     lists = [getattr(dataset, name, None) for name in ("targets", "labels", "y")]
     lists += getattr(dataset, "tensors", ())[1:2]
-    found = next((each for each in lists if isinstance(each, (list, tuple, Tensor, np.ndarray))), ())
-    labels = np.asarray(_numpy(found))
+    values = next((each for each in lists if isinstance(each, (list, tuple, Tensor, np.ndarray))), ())
+    labels = np.asarray(_numpy(values))
     known = labels.shape == (len(dataset),) and labels.dtype.kind in "biufU"
     names = getattr(dataset, "classes", ())
     names = tuple(map(str, names)) if isinstance(names, (list, tuple, np.ndarray)) else ()
@@ -447,25 +448,26 @@ def _input(x: Any, where: str) -> Any:
         return {key: _input(part, f"{key!r} of {where}") for key, part in x.items()}
     if isinstance(x, (tuple, list)) and any(isinstance(part, (Tensor, np.ndarray)) for part in x):
         return type(x)(_input(part, where) for part in x)
-    return _tensor(x, where)
+    return as_tensor(x, where)
 
 
-def _tensor(values: Any, where: str) -> Tensor:
+def as_tensor(values: Any, where: str) -> Tensor:
     """A tensor as it is; an array with NumPy's usual float64 in torch's usual type, which models have."""
-    try:
-        array = values if isinstance(values, Tensor) else np.asarray(values)
-    except (ValueError, TypeError):
-        array = np.asarray(None)
-    dense = array.layout == torch.strided if isinstance(array, Tensor) else array.dtype.kind in "biuf"
-    if not dense or hasattr(values, "getbands"):  # an image of Pillow's
-        what = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+    if isinstance(values, Tensor) and values.layout == torch.strided:
+        return values
+    array = np.asarray(None)
+    if not isinstance(values, Tensor) and not hasattr(values, "getbands"):  # no image of Pillow's
+        with contextlib.suppress(ValueError, TypeError):
+            array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        what = (
+            f"an array of {values.dtype}" if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
+        )
         raise InputError(
             f"{where} has {what} as an input; it must be numbers: convert images to tensors "
             "(torchvision's ToTensor), tokenize text or use from_hf; for columns of a table: from_table."
         )
-    if isinstance(array, Tensor):
-        return array
-    tensor = torch.as_tensor(array)
+    tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))  # pandas' are read-only
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 

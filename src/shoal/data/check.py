@@ -35,7 +35,7 @@ def check_examples(examples: Examples, domains: Domains, classes: int | None, sa
                 raise InputError(f"every weight of domain {name!r} is 0; remove it.")
         return
     if classes is not None and (labels := examples.known_labels()) is not None:
-        _refuse(domains, every, _problems((), torch.as_tensor(labels), None, classes))
+        _refuse(domains, every, _problems((), torch.tensor(labels), None, classes))
     for start in domains.offsets[:-1][:sample]:
         rows = domains.indices[start : start + 1]
         x, y, *weight = examples.batch(rows)

@@ -54,13 +54,13 @@ def find_files(
     """
     top = roots(f"the files {', '.join(names)}", folder, home, get)
     places = [root / sub for root in top for sub in inside]
-    found = [
+    there = [
         {n: p for n in names for e in reversed(endings) if (p := place / f"{n}{e}").is_file()}
         for place in places
     ]
-    best = max(found, key=len)
+    best = max(there, key=len)
     if missing := [name for name in names if name not in best]:
-        where = " or ".join(repr(str(p)) for p in ([places[found.index(best)]] if best else places))
+        where = " or ".join(repr(str(p)) for p in ([places[there.index(best)]] if best else places))
         raise InputError(f"there is no file {missing[0]!r} in {where}; {SAY_WHERE} to look{_or_get(get)}.")
     return [best[name] for name in names]
 

@@ -341,13 +341,13 @@ class ImageFiles(Examples):
 
     def digest(self) -> str:
         """Of all that the inputs follow from: the files (names, sizes, dates), labels and preprocessing."""
-        found = hashlib.sha256(repr((self.size, self.bad, self.classes)).encode())
+        digest = hashlib.sha256(repr((self.size, self.bad, self.classes)).encode())
         for path in self.paths:
             about = os.stat(path)
-            found.update(f"{path}|{about.st_size}|{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
+            digest.update(f"{path}|{about.st_size}|{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
         for part in (self.labels, self.groups, *([self.split] if self.bad == "skip" else [])):
-            found.update(part.tobytes())
-        return found.hexdigest()
+            digest.update(part.tobytes())
+        return digest.hexdigest()
 
     def _read(self, index: int, least: int) -> tuple[int, Image]:
         """The file or what takes its place, decoded, and which one it is."""

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.data.arrays import as_tensor
 from shoal.data.batch import Examples, TensorData, leaves
 from shoal.data.check import not_finite
 from shoal.data.images import ENDINGS, ImageFiles, ToTensor, image_frame
@@ -142,21 +143,13 @@ class Arrays(Reader):
         if len({len(part) for part in parts}) > 1:
             sizes = ", ".join(str(len(part)) for part in parts)
             raise InputError(f"the inputs have {sizes} examples; the numbers must be equal.")
-        x = map_nest(_as_tensor, source)
+        x = map_nest(lambda part: as_tensor(part, "the data"), source)
         for part in leaves(x):
             if len(part) and (wrong := not_finite(part)).any():
                 row = int(wrong.int().argmax()) + 1
                 raise InputError(f"row {row} of the input has a number that is not finite.")
         first = next(leaves(x))
         return TensorData(x, torch.zeros(len(first), device=first.device))
-
-
-def _as_tensor(part: Any) -> Tensor:
-    """A tensor as it is; the floating-point numbers of an array in single precision."""
-    if isinstance(part, Tensor):
-        return part
-    x = torch.from_numpy(np.require(part, requirements="W"))
-    return x.float() if x.is_floating_point() else x
 
 
 class Tables(Reader):

@@ -252,8 +252,8 @@ class DomainBatchSampler(Sampler[list[int]]):
         else:
             passes, element = np.divmod(visit[..., None] * size + np.arange(size), n)
             words = key(self.seed, EXAMPLES, d[..., None], passes)
-        found: NDArray[Any] = self.domains.indices[start + permute(words, n, element)]
-        return found
+        indices: NDArray[Any] = self.domains.indices[start + permute(words, n, element)]
+        return indices
 
     @checked
     def set_step(self, step: Position, batch: Position = 0) -> None:

@@ -161,20 +161,20 @@ def held_out_names(names: Names, known: Sequence[str]) -> list[str]:
     """The domains to hold out, none, one or several, by name: 3.0 is the domain 3."""
     one = isinstance(names, (str, int, float, np.number))
     several = [names] if one else listed(() if names is None else names, "held_out")
-    found = []
+    chosen = []
     for name in several:
         if not isinstance(name, (str, int, float, np.number, np.bool_)) or name != name:
             raise InputError(f"must be names of domains, got {shown(names)}.", "held_out")
         whole = isinstance(name, (float, np.floating)) and name == name // 1
-        found.append(str(int(name)) if whole else str(name))
-    found = list(dict.fromkeys(found))
-    if unknown := [name for name in found if name not in known]:
+        chosen.append(str(int(name)) if whole else str(name))
+    chosen = list(dict.fromkeys(chosen))
+    if unknown := [name for name in chosen if name not in known]:
         raise unknown_name("domain", unknown[0], known, "held_out")
-    if len(found) == len(known):
+    if len(chosen) == len(known):
         which = f"all {len(known)} domains are held out"
         which = f"there is only one domain, {known[0]!r}" if len(known) == 1 else which
         raise InputError(f"{which}; nothing is left to train on.", "held_out")
-    return found
+    return chosen
 
 
 def last_domain(names: Iterable[str]) -> str:

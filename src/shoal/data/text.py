@@ -116,8 +116,8 @@ class TextExamples(Examples):
     def encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Token ids and a mask that is 0 at padding, (B, L) each."""
         filler = int(self.loaded.pad_token_id or 0)
-        found = self.loaded(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
-        rows = [ids or [filler] for ids in found]  # a model cannot attend to nothing
+        tokens = self.loaded(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        rows = [ids or [filler] for ids in tokens]  # a model cannot attend to nothing
         length, longest = self.max_tokens, max(map(len, rows))
         if self.pad_to != "max":
             length = max(longest, min(length, -(-longest // int(self.pad_to)) * int(self.pad_to)))

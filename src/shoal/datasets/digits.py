@@ -118,8 +118,6 @@ def coloured(images: Tensor, digits: Tensor, generator: torch.Generator) -> tupl
 
 
 def _dataset(domains: list[str], change: Change, default: str, classes: tuple[str, ...], mnist: bool) -> Any:
-    """The digits of MNIST or of scikit-learn, shuffled, in domains that ``change`` makes of them."""
-
     def load(*, held_out: str | list[str] = default, seed: Seed = 0, folder: str | None = None) -> DomainData:
         """Shuffled digits, rotated or coloured as DomainBed does.
 

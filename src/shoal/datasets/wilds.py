@@ -96,7 +96,7 @@ class Published(SimpleNamespace):
         file, column = str(self.place / self.table), [self.text]
         table = datasets.Dataset.from_csv(file, features=kinds, usecols=column, keep_default_na=False)
         words = table.select(rows)[self.text]
-        examples = TextExamples(words, np.asarray(labels), tokenizer=tokenizer, max_tokens=max_tokens)
+        examples = TextExamples(words, np.array(labels), tokenizer=tokenizer, max_tokens=max_tokens)
         return DomainData(
             examples=examples,
             splits=splits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Self
@@ -40,13 +41,10 @@ def build(
 
     Args:
         name: name of the model in timm.
-        input_shape: shape of an input, without the batch dimension.
+        input_shape: shape of an input, without the batch dimension; transformers are built for this size.
         classes: number of classes, or ``None`` for regression.
-        pretrained: use the weights of timm, which it downloads and caches: those in the name, as in
-            ``resnet50.tv_in1k``, otherwise its default (default: if the name includes weights). For weights
-            from a file, see ``--weights``.
-        freeze_batchnorm: do not update the BatchNorm statistics of pretrained weights, which small batches of
-            one domain would distort; scale and shift are trained.
+        pretrained: use the weights of timm (default: if the name has some, as in ``resnet50.tv_in1k``).
+        freeze_batchnorm: do not update the BatchNorm statistics of pretrained weights.
         frozen: train only the head, on features of images without augmentation.
         dropout: dropout rate of the features.
     """
@@ -54,8 +52,11 @@ def build(
     pretrained = "." in name if pretrained is None else pretrained
     if len(input_shape) != 3:
         raise InputError(f"model {name!r} takes images, input_shape (c, h, w); not {input_shape}.")
+    options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0, "in_chans": input_shape[0]}
     try:
-        body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=input_shape[0])
+        if getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
+            options["img_size"] = input_shape[1:]
+        body = timm.create_model(name, **options)
     except (OSError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
         advice = "; set weights to a file" if pretrained else ""
@@ -73,9 +74,8 @@ def build(
 class Backbone(nn.Module):
     """A network that wants images, which come normalised for ImageNet, with another mean and deviation.
 
-    A ``frozen`` network is not trained; then what has two dimensions, (B, d), is taken for its features as
-    they are, so that the same model trains its head on features that were computed once, and predicts from
-    images.
+    If it is ``frozen``, what has two dimensions, (B, d), is taken for its features as they are: the same
+    model trains its head on features that were computed once, and predicts from images.
     """
 
     scale: Tensor
@@ -168,6 +168,9 @@ def fitting(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
     unused = [f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier)]
     ignored = (*unused, "AuxLogits.")
     found = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    resize = getattr(sys.modules[type(features.body).__module__], "checkpoint_filter_fn", None)
+    if resize and any(k in inside and v.shape != state[inside[k]].shape for k, v in found.items()):
+        found = resize(found, features.body)  # position embeddings, as timm does for its own weights
     found = {
         k: v for k, v in found.items() if k in inside or not (k.startswith(ignored) or k.endswith(DERIVED))
     }

@@ -2,8 +2,7 @@
 
 The features are the image's embedding, of norm 1. The head starts as the zero-shot classifier: the weights of
 class c are the mean, normalised again, of the embeddings of its prompts, times the model's own scale, and the
-bias is the model's. From there on it is an ordinary linear layer, which any algorithm fine-tunes, and from
-which WiSE-FT and LP-FT start.
+bias is the model's. Any algorithm fine-tunes it.
 
 Reference: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021;
 Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023.

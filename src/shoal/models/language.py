@@ -37,16 +37,14 @@ def build(
     """Build a text encoder with a linear head; see also the options of LoRA.
 
     The features are those before the last layer of the published classifier: for DistilBERT, the state of the
-    first token after a linear layer and ReLU; for BERT and others, its pooled state. New layers are
-    initialized as there, from a normal distribution with zero biases. Inputs are mappings with ``input_ids``
-    and ``attention_mask`` (B, L).
+    first token after a linear layer and ReLU; for BERT and others, its pooled state. Inputs are mappings with
+    ``input_ids`` and ``attention_mask`` (B, L).
 
     Args:
         name: name or folder of the encoder.
         input_shape: shape of an input, without the batch dimension.
         classes: number of classes, or ``None`` for regression.
-        pretrained: use the published weights, or those in the folder; otherwise random ones. Only safetensors
-            are read, and code that comes with a model is not executed.
+        pretrained: use the published weights, or those in the folder (only safetensors are read).
         dropout: dropout rate of the features (default: that of the published classifier).
     """
     if len(input_shape) != 1:
@@ -72,10 +70,7 @@ def build(
 
 
 def read_model(name: str, config: Any, optional: str | None = None) -> tuple[Any, list[nn.Parameter]]:
-    """A model of transformers with its published weights, in float32; and its parameters without any.
-
-    These are refused unless ``optional`` is in their names. Only safetensors are read.
-    """
+    """A model with its published weights, and its parameters, called ``optional``, that have none."""
     transformers = load("transformers", "text")
     transformers.utils.logging.set_verbosity_error()  # of weights that are not needed
     transformers.utils.logging.disable_progress_bar()
@@ -108,9 +103,7 @@ def _encoder(name: str, pretrained: bool) -> tuple[Any, list[nn.Parameter]]:
 
 
 class Encoder(nn.Module):
-    """From token ids and a mask to one vector per text: its first token's state, as the published classifier
-    takes it. ``new`` are the parameters of the body that have no pretrained weights.
-    """
+    """From token ids and a mask to one vector per text; ``new`` are parameters without pretrained weights."""
 
     def __init__(self, body: Any, layer: nn.Linear | None, new: Sequence[nn.Parameter]) -> None:
         super().__init__()

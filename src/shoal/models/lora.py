@@ -34,9 +34,7 @@ def adapt(
     lora_alpha: Annotated[float, Range(above=0)] | None = None,
     lora_targets: list[str] | str | None = None,
 ) -> None:
-    """Put adapters into the features of a model, and freeze all else in them.
-
-    Layers that the pretrained weights lack, such as the pooler of RoBERTa, are trained as well.
+    """Put adapters into the features of a model, and freeze all else in them that is pretrained.
 
     Args:
         name: name of the model, for error messages.

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.errors import InputError
 from shoal.models.features import find_head
 from shoal.models.layers import depths
 from shoal.options import FitOptions
 
-OPTIONS = ("head_lr", "layer_decay", "l2_sp")
-"""Those that need a head."""
-
 
 def head_for(options: FitOptions, model: nn.Module, x: Any) -> nn.Module | None:
     """The head of ``model``, where an option needs it; ``x`` is a batch of inputs."""
-    named = [name for name in OPTIONS if options.get(name) is not None]
+    named = [name for name in ("head_lr", "layer_decay", "l2_sp") if options.get(name) is not None]
     if not named:
         return None
     try:
@@ -31,47 +26,23 @@ def head_for(options: FitOptions, model: nn.Module, x: Any) -> nn.Module | None:
         raise InputError(str(error), named[0]) from error
 
 
-class Rates:
-    """The learning rates of an optimizer's parameters: those of ``options`` for the parts of a model.
+def scale_rates(optimizer: Optimizer, options: FitOptions, model: nn.Module, head: nn.Module) -> None:
+    """Gives the parts of a model the learning rates of ``head_lr`` and ``layer_decay``.
 
-    Groups of the optimizer are split where their parameters differ in it, and keep their other settings.
-    Schedulers multiply all rates alike.
+    Groups of the optimizer are split where their parameters differ in it; ``lr_scale`` is by how much.
+    Schedulers must multiply all rates alike.
     """
-
-    def __init__(self, optimizer: Optimizer, options: FitOptions, model: nn.Module, head: nn.Module) -> None:
-        if any("lr" not in group for group in optimizer.param_groups):
-            raise InputError(
-                "has groups of parameters without an 'lr', for head_lr and layer_decay.", "optimizer"
-            )
-        self.optimizer, self.base = optimizer, float(optimizer.param_groups[0]["lr"])
-        levels, own = depths(model, head), set(head.parameters())
-        groups: list[dict[str, Any]] = []
-        for group in optimizer.param_groups:
-            parts: dict[float, list[nn.Parameter]] = {}
-            for p in group["params"]:
-                rate = float(group["lr"]) * (options["layer_decay"] or 1.0) ** levels.get(p, 0)
-                if options["head_lr"] is not None and p in own:
-                    rate = options["head_lr"]
-                parts.setdefault(rate, []).append(p)
-            groups += [{**group, "params": params, "lr": rate} for rate, params in parts.items()]
-        optimizer.param_groups = groups
-        self.first = [group["lr"] for group in groups]
-
-    @property
-    def now(self) -> float:
-        """The learning rate of what has none of its own."""
-        return self.base * (float(self.optimizer.param_groups[0]["lr"]) / self.first[0])
-
-    def check(self, schedule: LRScheduler | None) -> None:
-        """Refuses a schedule that gives all parts the same learning rate."""
-        now = [float(group["lr"]) for group in self.optimizer.param_groups]
-        factors = [lr / first for lr, first in zip(now, self.first, strict=True)]
-        if schedule is not None and not all(math.isclose(f, factors[0], rel_tol=1e-6) for f in factors):
-            raise InputError(
-                f"{type(schedule).__name__} sets learning rates itself, whatever head_lr and layer_decay "
-                "say; use one that multiplies them, such as CosineAnnealingLR or LambdaLR.",
-                "schedule",
-            )
+    levels, own, groups = depths(model, head), set(head.parameters()), list[dict[str, Any]]()
+    for group in optimizer.param_groups:
+        parts: dict[float, list[nn.Parameter]] = {}
+        for p in group["params"]:
+            rate = float(group["lr"]) * (options["layer_decay"] or 1.0) ** levels.get(p, 0)
+            if options["head_lr"] is not None and p in own:
+                rate = options["head_lr"]
+            parts.setdefault(rate, []).append(p)
+        for rate, params in parts.items():
+            groups.append({**group, "params": params, "lr": rate, "lr_scale": rate / float(group["lr"])})
+    optimizer.param_groups = groups
 
 
 class L2SP(nn.Module):

@@ -96,7 +96,7 @@ class Monitor:
         setup, step, now = self.setup, self.state.step, time.monotonic()
         examples = (step - self._first) * setup.sampler.domains_per_step * setup.sampler.batch_size
         pace, self._began, self._first = examples / max(now - self._began, 1e-9), now, step
-        lr = setup.rates.now if setup.rates else learning_rate(setup.engine.optimizer.param_groups[0])
+        lr = learning_rate(setup.engine.optimizer.param_groups[0])
         line = {"phase": setup.stage, "step": step, **means(self.sums["line"])}
         losses = means(self.sums["domains"])
         return {**line, "losses": losses, "lr": lr, "examples_per_second": round(pace, 1)}

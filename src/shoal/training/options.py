@@ -71,8 +71,8 @@ def make_optimizer(options: FitOptions, parameters: list[nn.Parameter]) -> Optim
 
 
 def learning_rate(group: Mapping[str, Any]) -> float:
-    """That of a group of an optimizer's parameters; 1 where it has none."""
-    return float(group.get("lr", 1.0))
+    """That of a group of an optimizer's parameters, without what is scaled for its layer; 1 without any."""
+    return float(group.get("lr", 1.0)) / float(group.get("lr_scale", 1.0))
 
 
 def make_schedule(options: FitOptions, optimizer: Optimizer) -> LRScheduler | None:

@@ -31,7 +31,7 @@ from shoal.replay import preserve_state
 from shoal.tensors import map_nest
 from shoal.training.engine import Engine, cannot_accumulate
 from shoal.training.evaluate import Evaluator, evaluating
-from shoal.training.fine_tuning import L2SP, Rates, head_for
+from shoal.training.fine_tuning import L2SP, head_for, scale_rates
 from shoal.training.metrics import choose_metrics
 from shoal.training.options import SPLITS, learning_rate, make_optimizer, make_schedule, uses_swad
 from shoal.training.processes import Processes
@@ -259,9 +259,9 @@ class Setup:
         optimizer = make_optimizer(options, trained_parameters(algorithm, auxiliary))
         if self.miro is not None:
             self.miro.own_rate(optimizer)
-        self.rates = None if head is None else Rates(optimizer, options, model, head)
-        base = self.rates.base if self.rates else learning_rate(optimizer.param_groups[0])
-        algorithm.prepare(optimizer, base)
+        if head is not None:
+            scale_rates(optimizer, options, model, head)
+        algorithm.prepare(optimizer, learning_rate(optimizer.param_groups[0]))
         self.engine = Engine(
             algorithm,
             optimizer,
@@ -275,8 +275,6 @@ class Setup:
         if self.l2_sp is not None:
             self.engine.gradient_hooks.append(self.l2_sp.added)
         self.schedule = make_schedule(options, optimizer)
-        if self.rates is not None:
-            self.rates.check(self.schedule)
 
     def _make_evaluator(self) -> None:
         """And how often it is used: as long as no more examples pass through the model than in training."""

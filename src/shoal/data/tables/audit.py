@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.data.tables.kinds import DROPPED, ColumnType, alike
+from shoal.data.tables.kinds import DROPPED, ColumnType
 from shoal.data.tables.labels import Labels
 from shoal.data.tables.table import Table, row_list
 
@@ -84,25 +84,18 @@ def _predicts(values: Array, ordered: bool, label: Array, target: Labels, name: 
 
 def _guess(values: Array, ordered: bool, label: Array, classes: int | None) -> Array:
     """Shares of classes, or the mean label, at the nearest value (or the same category) in the other half."""
-    each = np.eye(classes)[label] if classes else label[:, None]
-    guess = np.empty_like(each, dtype=float)
+    each = pd.DataFrame(np.eye(classes)[label] if classes else label[:, None])
     known = values[~np.isnan(values)]
     below = known.min() - np.ptp(known) - 1 if len(known) else 0.0
     values = np.where(np.isnan(values), below, values)  # missing is a value of its own
+    found = []
     for half in (0, 1):
-        fit, test = np.arange(half, len(label), 2), np.arange(1 - half, len(label), 2)
-        distinct, place = np.unique(values[fit], return_inverse=True)
-        counts = np.bincount(place, minlength=len(distinct))[:, None]
-        sums = np.zeros((len(distinct), each.shape[1]))
-        np.add.at(sums, place, each[fit])
-        right = np.searchsorted(distinct, values[test]).clip(0, len(distinct) - 1)
-        left = (right - 1).clip(0)
-        from_left = np.abs(values[test] - distinct[left]) <= np.abs(distinct[right] - values[test])
-        near = np.where(from_left, left, right)
-        same = (distinct[near] == values[test]) | ordered
-        unknown = 0.0 if classes else label[fit].mean()
-        guess[test] = np.where(same[:, None], (sums / counts)[near], unknown)
-    return guess
+        fit = np.arange(len(label)) % 2 == half
+        means = each[fit].groupby(values[fit]).mean()
+        near = means.reindex(values[~fit], method="nearest" if ordered else None)
+        near.index = each.index[~fit]
+        found.append(near.fillna(0.0 if classes else label[fit].mean()))
+    return pd.concat(found).sort_index().to_numpy()
 
 
 def _weighted_sum(numbers: Mapping[str, Array], label: Array, most: int = 4) -> list[str]:
@@ -151,12 +144,9 @@ def far_labels(values: Array) -> Array:
 
 
 SUSPECT = {
-    "mostly-empty": (
-        "is mostly empty, such as a total or a note",
-        "are mostly empty, such as totals or notes",
-    ),
-    "outliers": ("has a label far from all others", "have labels far from all others"),
-    "single": ("is the only one of its domain", "are the only ones of their domains"),
+    "mostly-empty": "mostly empty, such as a total or a note below a table",
+    "outliers": "labelled far from all others",
+    "single": "alone in the domain",
 }
 
 
@@ -164,7 +154,7 @@ def rows_of_note(table: Table, suspects: Mapping[str, Array]) -> list[str]:
     """Remarks on rows that are probably no examples, with the option that drops them."""
     found = {kind: table.numbers[suspects[kind]].tolist() for kind in SUSPECT}
     return [
-        f"{row_list(rows)} {SUSPECT[kind][len(rows) > 1]}; set drop_rows to {kind} to leave out such rows"
+        f"{row_list(rows)}: {SUSPECT[kind]}; set drop_rows to {kind} to leave out such rows"
         for kind, rows in found.items()
         if rows
     ]
@@ -197,13 +187,6 @@ def in_words(found: Sequence[Mapping[str, Any]], most: int = 5) -> list[str]:
     ]
     more = len(found) - most
     return lines + [f"… and {more:,} more domains with classes of their own"] * (more > 0)
-
-
-def near_equal(names: Sequence[str], what: str) -> list[str]:
-    """A warning for names of classes or domains that differ only in case or spaces."""
-    return [
-        f"{what} {pair} differ only in case or spaces; they are treated as different" for pair in alike(names)
-    ]
 
 
 def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str]:

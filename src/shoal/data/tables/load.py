@@ -25,7 +25,7 @@ from shoal.data.splits import SHARE, Names, split, split_notes
 from shoal.data.tables import audit
 from shoal.data.tables.cells import Format
 from shoal.data.tables.encode import Encoder
-from shoal.data.tables.kinds import DROPPED, ColumnType, infer, number_format
+from shoal.data.tables.kinds import DROPPED, ColumnType, alike, infer, number_format
 from shoal.data.tables.labels import Labels, domains_of, entities_of, unlabelled
 from shoal.data.tables.read import cell_text, need_column
 from shoal.data.tables.table import Table, as_table
@@ -238,8 +238,8 @@ class Content:
             return remarks
         remarks += [self.target.note] if self.target.names and self.target.note else []
         remarks += audit.in_words(self.classes_alone)
-        remarks += audit.near_equal(self.target.names, "labels")
-        remarks += audit.near_equal(self.domains.names, "domains")
+        for what, names in (("labels", self.target.names), ("domains", self.domains.names)):
+            remarks += [f"{what} {pair} differ only in case or spaces" for pair in alike(names)]
         if "group" not in self.roles:
             columns = [*self.types, self.roles["label"]]
             remarks += audit.repeated_rows(self.table, columns, self.domain_codes)
