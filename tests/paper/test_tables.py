@@ -26,16 +26,16 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def data(wilds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(wilds_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Imitations of WILDS, and runs that are smaller still than quick ones."""
-    monkeypatch.setenv("SHOAL_DATA", str(wilds))
+    monkeypatch.setenv("SHOAL_DATA", str(wilds_root))
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    tiny, quick = str(wilds / "tiny-bert"), read("presets/wilds.yaml")["every"]["quick"]
+    tiny, quick = str(wilds_root / "tiny-bert"), read("presets/wilds.yaml")["every"]["quick"]
     text = {"model": tiny, "data_options": {"tokenizer": tiny, "max_tokens": 8}}
     monkeypatch.setitem(quick, "text", {**quick["text"], **text})
     small = {"steps": 3, "eval_limit": 20, "data_options": {"size": 16}}
     monkeypatch.setitem(quick, "images", {**quick["images"], **small})
-    return wilds
+    return wilds_root
 
 
 @pytest.fixture

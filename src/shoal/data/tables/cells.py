@@ -115,7 +115,7 @@ def numbers(texts: Any, how: Format = PLAIN, found: Numerals | None = None) -> A
 
 
 def plain_numbers(texts: Any) -> tuple[Array, str] | None:
-    """Float64, NaN where null, and the decimal mark, if all texts are numbers as programs write them."""
+    """Float64, NaN where null, and the decimal mark (or none), if programs write numbers so."""
     for mark in ".,":
         if mark == "," and not matches(texts.drop_null(), "[+-]?[0-9]*,?[0-9]*").all():
             continue
@@ -126,7 +126,7 @@ def plain_numbers(texts: Any) -> tuple[Array, str] | None:
         values = np.asarray(cast.to_numpy(zero_copy_only=False))
         finite = int(np.isfinite(values).sum()) == len(texts) - texts.null_count
         if finite and not (np.abs(values) > EXACT).any() and not matches(texts, "[+-]?0[0-9].*").any():
-            return values, mark
+            return values, mark * bool(pc.any(pc.match_substring(texts, mark), min_count=0).as_py())
     return None
 
 
