@@ -143,13 +143,6 @@ def test_the_function_and_the_command_do_the_same(tmp_path: Path, capsys: pytest
     assert run.load().predict(np.zeros((1, 4), "float32")).shape == (1,)
 
 
-def test_several_seeds(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 4, "seeds": 2, "jobs": 1, "device": "cpu", "progress": False}
-    run = shoal.train("erm", "linear", **options, out=tmp_path / "runs")
-    assert set(run.to_frame()["seed"]) == {0, 1}
-    assert str(shoal.train("erm", "linear", **options, out=tmp_path / "runs")) == str(run)
-
-
 @pytest.mark.parametrize(
     ("options", "python", "flag"),
     [

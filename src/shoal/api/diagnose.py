@@ -89,7 +89,7 @@ def diagnose(
     progress: bool = True,
     **options: Unpack[DataOptions],
 ) -> Diagnosis:
-    """Test which shifts there are between domains, and estimate the generalization gap of ERM.
+    """Test which shifts there are between domains, and estimate the generalization gap.
 
     This describes the data before training and does not evaluate a method: it uses all domains, including
     those of the test split. Results depend only on ``seed``. Rows of one entity (``group``) are not taken as
