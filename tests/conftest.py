@@ -6,7 +6,19 @@ from pathlib import Path
 # where tests run on all cores a training then takes seven times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import `references`
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def wilds_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with imitations of the six datasets of WILDS."""
+    from imitations.wilds import WILDS, maker
+
+    root = tmp_path_factory.mktemp("wilds")
+    for name in WILDS:
+        maker(name)(root)
+    return root

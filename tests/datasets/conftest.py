@@ -1,18 +1,16 @@
-"""The `wilds` package without its own dependencies, and imitations of its datasets."""
+"""The `wilds` package without its own dependencies."""
 
 from __future__ import annotations
 
 import datetime
 import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from imitations.wilds import WILDS, maker
 from shoal.vision import allow_torchvision
 
 
@@ -40,12 +38,3 @@ def wilds_package() -> Any:
     stub("tqdm", tqdm=lambda items, **options: items)
     pytest.importorskip("torchvision")
     return pytest.importorskip("wilds")
-
-
-@pytest.fixture(scope="session")
-def wilds_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with imitations of all six."""
-    root = tmp_path_factory.mktemp("wilds")
-    for name in WILDS:
-        maker(name)(root)
-    return root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -93,7 +94,7 @@ def execute(
         check(config)
     waiting, active, attempts = deque(missing), dict[Future[None], RunConfig](), Counter[str]()
     running, total = dict[str, RunConfig](), len({c.identity for c in configs})
-    started, stopping = time.monotonic(), False
+    started, stopping = math.inf, False  # the clock starts with the first step, not with the processes
 
     def may_start() -> bool:
         late = until is not None and time.monotonic() > until and len(waiting) < len(missing)
@@ -101,13 +102,15 @@ def execute(
 
     def state() -> State:
         """By the number of runs that have ended, and the steps of those that are running."""
-        shares = {config.describe(): store.fraction(config) for config in list(running.values())}
-        ended = len(missing) - len(waiting) - len(shares)
-        done, elapsed = ended + sum(shares.values()), time.monotonic() - started
-        names = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share)
-        note = f"{total - len(missing) + ended}/{total} runs: {names}"[:100].rstrip(": ")
-        known = ended or (done and elapsed > 60)  # the first steps are slow
-        seconds = elapsed * (len(missing) - done) / done if known else None
+        nonlocal started
+        shares = [(config.describe(), store.fraction(config)) for config in list(running.values())]
+        over = len(missing) - len(waiting) - len(shares)
+        done, now = over + sum(share for _, share in shares), time.monotonic()
+        started = min(started, now) if done else math.inf
+        names = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share)
+        note = f"{total - len(missing) + over}/{total} runs: {names}"[:100].rstrip(": ")
+        known = over or (done and now - started > 60)  # the first steps are slow
+        seconds = (now - started) * (len(missing) - done) / done if known else None
         return (total - len(missing) + done) / total, seconds, note
 
     def ended(config: RunConfig) -> None:
@@ -164,7 +167,10 @@ def _pool(
 
 
 def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> None:
-    """Do a run and save its record, also if it fails; the next attempt resumes from its checkpoints."""
+    """Do a run and save its record, also if it fails; the next attempt resumes from its checkpoints.
+
+    Warnings of the data are not repeated: whoever planned the runs has shown them.
+    """
 
     def report(step: int, note: str = "") -> None:
         with suppress(OSError):  # a full disk
@@ -175,7 +181,7 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
             raise Interrupted("it was stopped by a signal", signals.asked)
         time.sleep(0.2)
 
-    with Signals() as signals, store.lock(config, pause):
+    with Signals() as signals, warnings.catch_warnings(action="ignore"), store.lock(config, pause):
         report(0)
         with suppress(OSError), os.scandir(store.folder):
             pass  # a network file system then asks its server what is in the folder
@@ -276,7 +282,6 @@ def _prepare_process(parent: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.simplefilter("ignore")  # whoever planned the runs has shown what there is to warn of
     threading.Thread(target=watch, daemon=True).start()
 
 
