@@ -19,6 +19,7 @@ from shoal.api.score import score
 from shoal.cli import main
 from shoal.data import from_table
 from shoal.errors import InputError
+from shoal.experiments import statistics
 from trained_models import LABELS, fit, image_model, patients, table_model, write_csv, write_images
 
 Runs = dict[str, Path]
@@ -29,6 +30,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     place = tmp_path_factory.mktemp("runs")
     other = table_model(place / "short", "ill", steps=3)
     return {label: table_model(place / label, label, steps=100) for label in LABELS} | {"short": other}
+
+
+@pytest.fixture(autouse=True)
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the jackknife, which calls scikit-learn for each."""
+    monkeypatch.setattr(statistics, "BLOCKS", 8)
 
 
 def new(**changes: Any) -> dict[str, Any]:
@@ -173,7 +180,10 @@ def test_rows_of_an_entity_are_not_independent(runs: Runs, tmp_path: Path) -> No
 # Several models
 
 
-def test_differences_are_paired(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_paired(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "BLOCKS", 50)
     content, ill, short = new(), str(runs["ill"]), str(runs["short"])
     found = score([ill, short], content)
     y, sites = np.array(content["ill"]) == "yes", np.array(content["site"])
@@ -190,6 +200,7 @@ def test_differences_are_paired(runs: Runs, tmp_path: Path, capsys: pytest.Captu
     each = [groups[name]["AUC"].value for name in ("bergen", "kyoto", "oslo")]
     assert groups["mean over domains"]["AUC"].value == pytest.approx(np.mean(each))
     assert found.scores[0].overall == score(ill, content).overall
+    monkeypatch.setattr(statistics, "BLOCKS", 8)
     assert set(found.to_frame()["model"]) == {ill, short}
     path = write_csv(tmp_path / "new.csv", content)
     assert main(["score", ill, short, str(path), "--out", str(tmp_path / "s.json")]) == 0

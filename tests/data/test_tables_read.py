@@ -221,3 +221,31 @@ class TestTypes:
 def test_times_of_day_and_durations_are_seconds(text: str, seconds: float) -> None:
     (found,) = as_table({"x": [text]})["x"].values("numeric", Format(unit="s"))[0]
     assert found == pytest.approx(seconds, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [
+        ("0001-03-01", "0001-03-01"),
+        ("1/2/69", "2069-01-02"),
+        ("1/2/70", "1970-01-02"),
+        ("12/31/1999 11:59 PM", "1999-12-31T23:59"),
+        ("Monday, 1 March 2021", "2021-03-01"),
+        ("2021-03-01T10:00:00+05:30", "2021-03-01T04:30"),
+        *[(text, "NaT") for text in ("2021-02-30", "0000-01-01", "0000-00-00", "31/12/1999", "1-2/2020")],
+        *[(text, "NaT") for text in ("2021-03-01 25:00", "1/2/2020 13:00 PM", "May", "10")],
+    ],
+)
+def test_dates(text: str, day: str) -> None:
+    (found,) = as_table({"x": [text]})["x"].values("date", Format())[0]
+    wanted = np.datetime64(day, "us")
+    assert found == pytest.approx(
+        math.nan if np.isnat(wanted) else wanted.astype(int) / 86_400e6, nan_ok=True
+    )
+
+
+@pytest.mark.parametrize("text", ["1e999", "9" * 400, "9" * 20 + " days 1:00", "1,2,3", "(5", "5.5.5", "$"])
+def test_what_is_no_number(text: str) -> None:
+    values, wrong = as_table({"x": [text, "1.5"]})["x"].values("numeric", Format())
+    assert np.isnan(values).tolist() == [True, False]
+    assert wrong == {text: 1}

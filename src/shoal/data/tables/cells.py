@@ -42,10 +42,13 @@ class Format:
 PLAIN = Format()
 
 
+def _mask(found: Any) -> Array:
+    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False))
+
+
 def matches(texts: Any, pattern: str) -> Array:
     """Which texts match a pattern of RE2 from end to end."""
-    found = pc.match_substring_regex(texts, f"^(?:{pattern})$")
-    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False))
+    return _mask(pc.match_substring_regex(texts, f"^(?:{pattern})$"))
 
 
 def is_missing(texts: Any) -> Array:
@@ -53,8 +56,7 @@ def is_missing(texts: Any) -> Array:
 
 
 def _among(texts: Any, words: frozenset[str]) -> Array:
-    found = pc.is_in(pc.utf8_lower(texts), pa.array(sorted(words)))
-    return np.asarray(found.to_numpy(zero_copy_only=False))
+    return _mask(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(words))))
 
 
 def booleans(texts: Any) -> Array:
@@ -71,7 +73,7 @@ _NUMBER = (
     rf" ?(?P<after>{_UNIT})?(?P<close>\))?$"
 )
 _CLOCK = (
-    r"^(?:(?P<days>-?[0-9]+) days?,? \+?)?(?P<minus>-?)(?P<h>[0-9]{1,3}):(?P<mi>[0-5][0-9])"
+    r"^(?:(?P<days>-?[0-9]{1,7}) days?,? \+?)?(?P<minus>-?)(?P<h>[0-9]{1,3}):(?P<mi>[0-5][0-9])"
     r"(?::(?P<s>[0-5][0-9])(?:[.,](?P<f>[0-9]{1,9}))?)?$"
 )
 
@@ -115,7 +117,7 @@ def numbers(texts: Any, how: Format = PLAIN, found: Numerals | None = None) -> A
 
 
 def plain_numbers(texts: Any) -> tuple[Array, str] | None:
-    """Float64, NaN where null, and the decimal mark, if all texts are numbers as programs write them."""
+    """Float64, NaN where null, and the decimal mark (or none), if programs write numbers so."""
     for mark in ".,":
         if mark == "," and not matches(texts.drop_null(), "[+-]?[0-9]*,?[0-9]*").all():
             continue
@@ -126,7 +128,7 @@ def plain_numbers(texts: Any) -> tuple[Array, str] | None:
         values = np.asarray(cast.to_numpy(zero_copy_only=False))
         finite = int(np.isfinite(values).sum()) == len(texts) - texts.null_count
         if finite and not (np.abs(values) > EXACT).any() and not matches(texts, "[+-]?0[0-9].*").any():
-            return values, mark
+            return values, mark * bool(pc.any(pc.match_substring(texts, mark), min_count=0).as_py())
     return None
 
 
@@ -201,9 +203,16 @@ def _days(parts: _Parts, day_first: bool) -> Array:
         month = pd.Series(parts.text("name")).str.lower().str[:3].map(_MONTHS).to_numpy()
     if "d" not in parts.fields and "a" not in parts.fields:
         day = np.ones_like(year)
-    year = year + np.select([year >= 100, year < 70], [0, 2000], 1900)
+    short = np.char.str_len(parts.text("y").astype(str)) == 2
+    year = year + np.where(short, np.where(year < 70, 2000, 1900), 0)
     hour, half = parts["h"], np.char.lower(parts.text("ap").astype(str))
-    known = (month >= 1) & (month <= 12) & (day >= 1) & ((half == "") | ((hour >= 1) & (hour <= 12)))
+    known = (
+        (year >= 1)
+        & (month >= 1)
+        & (month <= 12)
+        & (day >= 1)
+        & ((half == "") | ((hour >= 1) & (hour <= 12)))
+    )
     hour = np.where(half == "", hour, hour % 12 + 12 * (half == "p"))
     first = ((year - 1970) * 12 + month - 1).astype("M8[M]")
     date = first.astype("M8[D]") + (day - 1)
@@ -254,7 +263,3 @@ class _Parts:
     @staticmethod
     def _integers(part: Any) -> Array:
         return np.asarray(pc.cast(part, pa.int64()).to_numpy(zero_copy_only=False))
-
-
-def _mask(found: Any) -> Array:
-    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,21 +94,15 @@ class Labels:
     def classes(self) -> int | None:
         return len(self.names) or None
 
-    def scaling(self, train: Array) -> dict[str, float]:
-        """In regression the mean and deviation of training rows, else nothing."""
+    def scaled(self, train: Array) -> tuple[dict[str, float], Array]:
+        """In regression the mean and deviation of training rows, and the labels in these units."""
         if self.names:
-            return {}
+            return {}, self.values
         some = self.values[train]
-        scale = float(some.std())
+        mean, scale = float(some.mean()), float(some.std())
         if not scale > 0 or not np.isfinite(scale):
             raise InputError(f"the label is {some[0]:g} in every training row, or too large to be squared.")
-        return {"mean": float(some.mean()), "scale": scale}
-
-    def numbers(self, scaling: Mapping[str, Any]) -> Array:
-        if self.names:
-            return self.values
-        scaled: Array = (self.values - scaling["mean"]) / scaling["scale"]
-        return scaled.astype(np.float32)
+        return {"mean": mean, "scale": scale}, ((self.values - mean) / scale).astype(np.float32)
 
 
 def unlabelled(column: Column) -> Array:

@@ -271,7 +271,8 @@ class Content:
         assert domains is not None
         splits = split(domains, held_out, validation, seed, self.entities)
         train = splits["train"].examples()
-        about: dict[str, Any] = {"name": self.roles["label"], "task": target.task, **target.scaling(train)}
+        scaling, y = target.scaled(train)
+        about: dict[str, Any] = {"name": self.roles["label"], "task": target.task, **scaling}
         about |= {role: name for role, name in self.roles.items() if role != "label"}
         about |= {} if target.names else {"how": vars(self.written)}
         encoder = Encoder.fit(self.table, train, self.types, about, self.report)
@@ -280,9 +281,9 @@ class Content:
             lines = [f"column {c['column']!r}: {line}" for c in self.report for line in c["warnings"]]
             for line in [*lines, *self.remarks]:
                 warnings.warn(f"{line}.", TableWarning, stacklevel=4)
-        x, y = encoder.transform(self.table), target.numbers(about)
+        x = torch.from_numpy(encoder.transform(self.table))
         return DomainData(
-            examples=TableRows(torch.from_numpy(x), torch.from_numpy(y), train),
+            examples=TableRows(x, torch.from_numpy(y), train),
             splits=splits,
             classes=target.classes,
             input_shape=(encoder.width,),

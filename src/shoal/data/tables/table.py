@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -98,26 +97,25 @@ class Column:
 
     def values(self, kind: str, how: Format) -> tuple[Array, dict[str, int]]:
         """The numbers of a numeric, boolean or date column, NaN where missing; and cells that are none."""
-        if (kind, how) not in self._values:
-            self._values[kind, how] = self._parsed(kind, how)
-        return self._values[kind, how]
-
-    def _parsed(self, kind: str, how: Format) -> tuple[Array, dict[str, int]]:
         if kind == "numeric" and self.is_number:
             values = self.series.to_numpy()
             infinite = np.isinf(values)
             wrong = {cell_text(v): int((values == v).sum()) for v in np.unique(values[infinite])}
             return np.where(infinite, np.nan, values), wrong
-        if kind == "numeric" and self.plain is not None and self.plain[1] == how.decimal:
+        if kind == "numeric" and self.plain is not None and self.plain[1] in ("", how.decimal):
             return self.plain[0], {}
-        texts, codes = self.encoded
-        if kind == "numeric":
-            found = cells.numbers(texts, how, self.numerals)
-        else:
-            found = cells.dates(texts, how) if kind == "date" else cells.booleans(texts)
-        found = np.where(self.missing, np.nan, found)
-        bad = np.flatnonzero(np.isnan(found) & ~self.missing)
-        return np.append(found, np.nan)[codes], {self.distinct[n]: int(self.counts[n]) for n in bad}
+        if (kind, how) not in self._values:
+            texts, codes = self.encoded
+            if kind == "numeric":
+                found = cells.numbers(texts, how, self.numerals)
+            else:
+                found = cells.dates(texts, how) if kind == "date" else cells.booleans(texts)
+            found = np.where(self.missing, np.nan, found)
+            bad = {
+                self.distinct[n]: int(self.counts[n]) for n in np.flatnonzero(np.isnan(found) & ~self.missing)
+            }
+            self._values[kind, how] = np.append(found, np.nan)[codes], bad
+        return self._values[kind, how]
 
     def categories(self, signs: bool | None = None) -> tuple[Array, Array]:
         """The distinct categories and each row's, −1 where missing: 1.0 and 1 are the same category.
@@ -145,24 +143,15 @@ def _same_number(text: str) -> str:
     return text.lstrip("+") if whole else cell_text(float(text))
 
 
-class Table(Mapping[str, Column]):
+class Table(dict[str, Column]):
     """The columns of a table by name. ``numbers`` are those of its rows, from 1, in the file."""
 
     def __init__(self, frame: pd.DataFrame, numbers: Array | None = None) -> None:
+        super().__init__((name, Column(frame[name])) for name in frame.columns)
         self.frame, self.rows = frame, len(frame)
         self.numbers = np.arange(1, self.rows + 1) if numbers is None else numbers
         self.where: str = frame.attrs["where"]
         self.separator: str = frame.attrs["separator"]
-        self.columns = {name: Column(frame[name]) for name in frame.columns}
-
-    def __getitem__(self, name: str) -> Column:
-        return self.columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __len__(self) -> int:
-        return len(self.columns)
 
     def keep(self, rows: Array) -> Table:
         """Some rows, by a mask."""
@@ -190,16 +179,12 @@ def as_table(source: Any, **reading: Any) -> Table:
         return Table(read(source))
     reading = {name: value for name, value in reading.items() if value not in (None, 0)}
     path = Path(source).expanduser()
-    try:
-        about = path.stat()
-    except (OSError, ValueError) as error:  # a ValueError of a name with a null byte
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
-    return _file(path, about.st_mtime_ns, about.st_size, tuple(sorted(reading.items())))
+    changed = path.stat().st_mtime_ns if path.is_file() else 0
+    return _file(path, changed, tuple(sorted(reading.items())))
 
 
 @lru_cache(maxsize=2)
-def _file(path: Path, modified: int, size: int, reading: tuple[tuple[str, Any], ...]) -> Table:
+def _file(path: Path, changed: int, reading: tuple[tuple[str, Any], ...]) -> Table:
     return Table(read(path, **dict(reading)))
 
 
