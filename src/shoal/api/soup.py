@@ -14,11 +14,9 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from torch import Tensor
-
-from shoal.api.result import Result, score_frame
+from shoal.api.result import Result
 from shoal.api.source import datasets_in, make_folder
 from shoal.errors import InputError, shown
 from shoal.experiments import baselines
@@ -39,9 +37,6 @@ from shoal.training.processes import pick_device
 from shoal.training.setup import Setup
 from shoal.training.stopping import isolated_rng
 from shoal.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    import pandas
 
 UNIFORM, GREEDY = "uniform soup", "greedy soup"
 
@@ -76,11 +71,6 @@ class Soup(Result):
         scores = {name: {s: v.to_dict() for s, v in each.items()} for name, each in self.scores.items()}
         folders = {"runs": list(map(str, self.runs)), "used": list(map(str, self.used))}
         return {"folder": str(self.folder), **folders, "scores": scores, "record": self.record.to_dict()}
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return a DataFrame with one row per model, split and domain."""
-        scores = self.to_dict()["scores"]
-        return score_frame(({"weights": name}, each) for name, each in scores.items())
 
     def __str__(self) -> str:
         splits = [split for split in ("validation", "test") if split in self.record.scores]
@@ -217,19 +207,15 @@ def _digest(records: Iterable[RunRecord]) -> str:
     return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
 
 
-def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
-    return average_weights(load_weights(folder / WEIGHTS) for folder in folders)
-
-
 def _evaluate(trainer: Trainer, folders: Sequence[Path]) -> dict[str, Scores]:
     """Gives the mean of some runs to the model, and evaluates it."""
-    model, setup, limit = trainer.model, trainer.setup, trainer.setup.options["eval_limit"]
-    splits = [split for split in setup.evaluator.splits if split != "train"]
-    model.load_state_dict(_average(folders))
+    model, setup = trainer.model, trainer.setup
+    model.load_state_dict(average_weights(load_weights(folder / WEIGHTS) for folder in folders))
     model.train(len(folders) > 1)
     trainer.selection.refresh()
     model.eval()
-    evaluator = setup.evaluator_of(splits, dict.fromkeys(splits, limit) if limit else {})
+    splits = [split for split in setup.evaluator.splits if split != "train"]
+    evaluator = setup.evaluator_of(splits, setup.evaluator.limits)
     with contextlib.closing(evaluator.loader):
         return evaluator(model)
 

@@ -23,16 +23,6 @@ SERVER = (
     "The download server of WILDS has been down since 2026. Use a copy that was downloaded before: the "
     "folder of a dataset as WILDS laid it out, such as camelyon17_v1.0, in the folder that data_dir names."
 )
-SMALL_IMAGES: dict[str, Any] = {"size": 32, "augment": False}
-"""Options of image folders in a quick run."""
-
-
-def sweep_plan(dataset: str, rows: Sequence[Variant], quick: bool, **options: Any) -> list[RunConfig]:
-    """Runs by DomainBed's protocol."""
-    data: dict[str, Any] = {}
-    if quick and hasattr(registry.module(dataset), "LAYOUT"):  # an image folder
-        data, options["model"] = SMALL_IMAGES, "small-cnn"
-    return protocol.plan({dataset: data}, [row.name for row in rows], **options)
 
 
 def sweep_scores(column: Column, rows: Sequence[Variant], records: Iterable[RunRecord]) -> Scores:
@@ -64,27 +54,22 @@ def make_columns(
     name: str, rows: Sequence[Variant], spec: Mapping[str, Any], request: Request
 ) -> list[Column]:
     """The columns of a table; one whose files are missing says so."""
-    table, wilds = spec["tables"][name], recipes.datasets()
-    quick = spec["quick"] if request.quick else {}
-    datasets = request.datasets or quick.get("datasets") or table["datasets"]
+    table, wilds, result = spec["tables"][name], recipes.datasets(), []
+    quick = spec["quick"].get("datasets") if request.quick else None
+    datasets = request.datasets or quick or table["datasets"]
     if set(table["datasets"]) <= set(wilds):
         check_names("dataset of WILDS:", datasets, wilds)
-    for dataset in datasets:
-        registry.module(dataset)
     labels = {row.label.partition(" (")[0] for row in rows}
-    result = []
     for dataset in datasets:
-        like = spec.get("like", {}).get(dataset, dataset)
-        claim = published(name, like)
-        title = claim["dataset"] if like == dataset else f"{dataset} (the paper: {claim['dataset']})"
+        registry.module(dataset)  # which refuses unknown names
+        claim = published(name, dataset)
         paper = {row: values for row, values in claim["values"].items() if row.partition(" (")[0] in labels}
-        column = Column(dataset, title, recipes.headline(dataset) if dataset in wilds else "accuracy", paper)
+        metric = recipes.headline(dataset) if dataset in wilds else "accuracy"
+        column = Column(dataset, claim["dataset"], metric, paper)
         try:
             result.append(replace(column, runs=plan(dataset, rows, spec, request)))
         except InputError as error:
             result.append(replace(column, why_not=str(error)))
-    if quick.get("first") and not request.datasets:
-        return [column for column in result if column.runs][:1] or result
     return result
 
 
@@ -96,8 +81,10 @@ def plan(dataset: str, rows: Sequence[Variant], spec: Mapping[str, Any], request
     if dataset in recipes.datasets():
         return recipes.runs(dataset, rows, request.preset, request.seeds, request.quick)
     seeds = request.seeds or (1 if request.quick else spec["seeds"])
-    options = (spec["quick"] if request.quick else spec)["plan"]
-    return sweep_plan(dataset, rows, request.quick, seeds=seeds, **options)
+    options, data = dict((spec["quick"] if request.quick else spec)["plan"]), {}
+    if request.quick and hasattr(registry.module(dataset), "LAYOUT"):  # an image folder
+        data, options["model"] = {"size": 32, "augment": False}, "small-cnn"
+    return protocol.plan({dataset: data}, [row.name for row in rows], seeds=seeds, **options)
 
 
 def reproduce(request: Request) -> Reproduction:
