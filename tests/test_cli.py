@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,15 @@ def test_a_failed_run_is_exit_code_1(table: str, capsys: pytest.CaptureFixture[s
     words = ["train", "erm", table, *OF_TABLE, *STEPS, "--optimizer", "sgd", "--lr", "1e6", "--out", "run"]
     assert main(words) == 1
     assert "step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_has_a_message_and_a_code(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shoal.api.listing.listed_names", lambda names: signal.raise_signal(number))
+    assert main(["list"]) == 128 + number
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 def test_names_of_strangers_do_not_move_the_cursor(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,6 +182,8 @@ class Setting(NamedTuple):
             coerce(self.annotation, object(), self.name)
         except InputError as error:
             words = str(error.args[0]).removeprefix("must be ").partition(", got")[0]
+            words = words.replace("valid number", "number").replace("a valid integer", "an integer")
+            words = words.replace("a valid boolean", "true or false")
             return " ".join([words, *[str(found) for _, found in self._ranges()][:1]]).rstrip()
         return "anything"
 

@@ -166,7 +166,7 @@ def test_scores_are_the_packages(name: str, wilds_root: Path, wilds_package: Any
         groups = Domains(domains.names, domains.offsets, np.searchsorted(rows, domains.indices))
         y = data.examples.known_labels()[rows].ravel()  # type: ignore[index]
         output = np.eye(data.classes)[guesses] if data.classes else guesses.astype(float)
-        outcome = Outcome(y, output, groups, data.task.kind, uncounted=data.excluded_groups)
+        outcome = Outcome(y, output, groups, data.task.kind, excluded_groups=data.excluded_groups)
         for ours, called in SCORES[name].items():
             assert METRICS[ours](outcome) == pytest.approx(expected[called], abs=1e-6), (split, ours)
 

@@ -58,7 +58,7 @@ def test_metrics_are_those_of_the_model_s_predictions(batch: int) -> None:
     data, model = example_data(), network()
     names = ["worst-group accuracy", "10th-percentile accuracy", "macro F1", "AUC", "accuracy"]
     options: dict[str, Any] = {"metrics": [metric(n) for n in names], "selects": METRICS["AUC"]}
-    options |= {"batch_size": batch, "uncounted": data.excluded_groups}
+    options |= {"batch_size": batch, "excluded_groups": data.excluded_groups}
     found = Evaluator(data.examples, data.splits, Task(2, 3), **options)(model)
     y, logits = data.examples.y.numpy(), model(data.examples.x).detach().numpy()
     for split, domains in data.splits.items():

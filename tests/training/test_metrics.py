@@ -110,14 +110,14 @@ def test_labels_against_a_loop(seed: int) -> None:
     assert value("exact match", y.astype(float), scores, "multilabel") == (p == y).all(1).mean()
 
 
-def outcome(seed: int, regression: bool = False, uncounted: frozenset[str] = frozenset()) -> Outcome:
+def outcome(seed: int, regression: bool = False, excluded_groups: frozenset[str] = frozenset()) -> Outcome:
     """Six groups of which an example may be in several, or in none."""
     draw = np.random.default_rng(seed)
     parts = {f"g{g}": draw.choice(60, draw.integers(2, 30), replace=False) for g in range(6)}
     y = draw.normal(size=60) if regression else draw.integers(0, 3, 60)
     output = y + draw.normal(size=60) if regression else draw.normal(size=(60, 3))
     kind = "regression" if regression else "classification"
-    return Outcome(y, output, Domains.from_indices(parts), kind, uncounted=uncounted)
+    return Outcome(y, output, Domains.from_indices(parts), kind, excluded_groups=excluded_groups)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -128,7 +128,7 @@ def test_groups_against_a_loop(seed: int) -> None:
     accuracy = {n: full.points[i].mean() for n, i in parts.items()}
     worst = min(accuracy, key=lambda name: accuracy[name])
     assert METRICS["worst-group accuracy"](full) == pytest.approx(accuracy.pop(worst))
-    part = outcome(seed, uncounted=frozenset([worst, "not there"]))
+    part = outcome(seed, excluded_groups=frozenset([worst, "not there"]))
     assert METRICS["worst-group accuracy"](part) == pytest.approx(min(accuracy.values()))
     assert METRICS["10th-percentile accuracy"](part) == pytest.approx(np.percentile([*accuracy.values()], 10))
     assert METRICS["accuracy"](part) == full.points.mean()
@@ -147,7 +147,7 @@ def test_a_group_without_a_score_never_decides(order: list[str]) -> None:
     assert METRICS["worst-group Pearson r"](Outcome(y, output, groups, "regression")) == pytest.approx(-1)
     lost = np.where(y == 3, math.nan, output)
     assert math.isnan(METRICS["worst-group mse"](Outcome(y, lost, groups, "regression")))
-    none = Outcome(y.astype(int), np.eye(5), groups, "classification", uncounted=frozenset(rows))
+    none = Outcome(y.astype(int), np.eye(5), groups, "classification", excluded_groups=frozenset(rows))
     assert math.isnan(METRICS["worst-group accuracy"](none))
     for values in ((0.4, math.nan, 0.8), (math.nan, 0.4, 0.8), (0.4, 0.8, None)):
         assert metrics.mean_over_domains("accuracy", values) == pytest.approx(0.6)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shoal.data.tables import Encoder, as_table
 from shoal.data.tables.cells import MISSING
-from shoal.data.tables.encode import CLIP
+from shoal.data.tables.encode import CLIP, split
 from shoal.errors import InputError
 from shoal.models.baseline import LEAST, BoostedBaseline
 from shoal.models.lora import merged
@@ -286,7 +286,8 @@ def _of_raw_rows(
         raw[step.name] = cells
     table, inputs = as_table(raw), dict[str, Array]()
     for column, step in zip(columns, steps, strict=True):
-        values = [raw[step.name]] if column["type"] == "string" else step.split(step.values(table[step.name]))
+        text, cells = column["type"] == "string", raw[step.name]
+        values = [cells] if text else split(step.kind, step.values(table[step.name]))
         inputs[column["input"]] = np.stack(values, 1)
     regression, label = trained.about.classes is None, trained.inputs.get("label") or {}
     scale = float(label.get("scale", 1.0)) if regression else 1.0

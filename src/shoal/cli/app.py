@@ -85,6 +85,7 @@ def make_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     app = make_app()
+    app.meta.suppress_keyboard_interrupt = False  # it would exit without our message and code
 
     @app.meta.default
     def launch(
@@ -164,8 +165,8 @@ def main_process() -> bool:
 
 def _guarded(run: Callable[[], Any]) -> int:
     """The exit code of ``run``; what went wrong is one message on stderr."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)  # so that it too leaves nothing half done
+    watched = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _terminate) if watched else None  # it too leaves nothing half done
     try:
         code = run()
         sys.stdout.flush()
@@ -188,6 +189,9 @@ def _guarded(run: Callable[[], Any]) -> int:
         if isinstance(error, MemoryError) or any(words in text for words in NO_MEMORY):
             return _failed(f"out of memory ({text[:200]}); use smaller batches.", 1)
         raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 class _Terminated(KeyboardInterrupt):

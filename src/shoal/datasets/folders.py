@@ -26,8 +26,7 @@ class Layout(SimpleNamespace):
     """Where a published dataset's images are, and how many there should be: the content of its YAML file.
 
     ``folders`` are names of its own folder, of which case, spaces and signs do not count; ``domains`` have
-    other names of theirs. ``counts`` are images of each domain, ``source`` says who counted, and ``page`` is
-    where it can be obtained by hand.
+    other names of theirs; ``counts`` are images of each domain.
     """
 
     @property

@@ -177,10 +177,8 @@ def splits_of(split: Any, groups: Any, training: Any = None) -> dict[str, Domain
 def load_camelyon17(*, folder: str | None = None, size: Pixels = 96) -> DomainData:
     """Read the patches; domains and groups are hospitals, of which 0, 3 and 4 are trained on.
 
-    Hospital 1 is the validation split, 2 the test split, and a tenth of the others ``id_validation``.
-
-    Args:
-        size: of the images, in pixels each way: 96 as published; the authors of Fish made them 224.
+    Hospital 1 is the validation split, 2 the test split, and a tenth of the others ``id_validation``. The
+    authors of Fish made the images of 96 pixels 224.
     """
     files = find("camelyon17", folder)
     table = files.read()
@@ -191,11 +189,7 @@ def load_camelyon17(*, folder: str | None = None, size: Pixels = 96) -> DomainDa
 
 
 def load_iwildcam(*, folder: str | None = None, size: Pixels = 448) -> DomainData:
-    """Read the photos; domains and groups are the cameras' locations.
-
-    Args:
-        size: of the images, in pixels each way: 448 as in WILDS 2.0; the authors of Fish took 224.
-    """
+    """Read the photos; domains and groups are the cameras' locations. The authors of Fish took 224 pixels."""
     import pandas as pd
 
     files = find("iwildcam", folder)
@@ -243,8 +237,7 @@ def load_poverty(
     Training domains are countries, other splits are scored by urban and rural villages. A thousand examples
     of the training countries are ``id_validation``, and a thousand ``id_test``.
 
-    WILDS changes only the three visible bands in training: it mirrors them and shifts their colours, after
-    cutting the normalised numbers to bytes. Here the whole image is mirrored and no colour changed.
+    Unlike WILDS, which mirrors and recolours the three visible bands alone, this mirrors whole images.
 
     Args:
         fold: which countries are held out, A to E.

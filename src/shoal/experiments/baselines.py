@@ -307,7 +307,7 @@ def _scores(data: DomainData, metric: str | None, y: Array, outputs: Array) -> d
         which = domains.examples()
         truth, output = y[which], outputs[which]
         groups = Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices))
-        outcome = Outcome(truth, output, groups, data.task.kind, uncounted=data.excluded_groups)
+        outcome = Outcome(truth, output, groups, data.task.kind, excluded_groups=data.excluded_groups)
         losses = outcome.points if data.classes is None else -output[np.arange(len(truth)), truth]
         loss = mean_over_domains("loss", group_means(groups, losses))
         outcome = replace(outcome, loss=loss).in_units(*data.label_scale)

@@ -14,7 +14,7 @@ from typing import Any
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import Lost, ThisProcess, count_jobs, run_one
+from shoal.experiments.execute import Lost, count_jobs, run_one
 from shoal.experiments.store import Store
 
 QUEUED = 1000
@@ -23,7 +23,7 @@ GRACE = 15.0
 """Seconds in which cancelled runs may save their state."""
 
 
-class RayPool(ThisProcess):
+class RayPool:
     """Each run is a task of a Ray cluster: of the one at ``RAY_ADDRESS``, else of one that is started here.
 
     A run reserves one CPU and, if the cluster has GPUs and ``device`` is not ``"cpu"``, one GPU. The folder
@@ -34,7 +34,7 @@ class RayPool(ThisProcess):
     def __init__(
         self, store: Store, device: str | None, jobs: int | None, options: Mapping[str, Any]
     ) -> None:
-        super().__init__(store, device, options, jobs or QUEUED)
+        self.store, self.size = Store(store.folder.absolute(), weights=store.weights), jobs or QUEUED
         self.ray, self.active = load_ray(), dict[Future[None], Any]()
         self.connected_before = self.ray.is_initialized()
         if not self.connected_before:

@@ -157,13 +157,12 @@ def execute(
 
 def _pool(
     engine: str, store: Store, device: str | None, jobs: int | None, most: int, options: Mapping[str, Any]
-) -> ThisProcess:
+) -> Any:
     if engine == "ray":
         from shoal.experiments.cluster import RayPool
 
         return RayPool(store, device, jobs, options)
-    count = min(count_jobs(device, jobs), most)
-    return LocalPool(store, device, options, count) if count > 1 else ThisProcess(store, device, options)
+    return LocalPool(store, device, min(count_jobs(device, jobs), most), options)
 
 
 def run_one(config: RunConfig, store: Store, device: str | None, options: Mapping[str, Any]) -> None:
@@ -195,47 +194,33 @@ def run_one(config: RunConfig, store: Store, device: str | None, options: Mappin
             store.fail(config, line, "".join(traceback.format_exception(error)))
 
 
-class ThisProcess:
-    """Does runs here, one after the other; the other pools do ``size`` runs in parallel."""
+class LocalPool:
+    """Does one run at a time in this process, or several in processes of loky.
 
-    def __init__(self, store: Store, device: str | None, options: Mapping[str, Any], size: int = 1) -> None:
+    Each process is in an executor of its own, so that a killed one takes no other down.
+    """
+
+    def __init__(self, store: Store, device: str | None, size: int, options: Mapping[str, Any]) -> None:
         self.store = Store(store.folder.absolute(), weights=store.weights)
-        self.device, self.options, self.size = device, options, size
+        self.device, self.size, self.options = device, size, options
+        self.idle, self.active = list[tuple[str, Any]](), dict[Future[None], tuple[str, Any]]()
+        if size > 1:
+            # loky replaces a process that has grown much, such as by a dataset in memory: no problem.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+            devices = ["cpu"] if pick_device(device).type == "cpu" else _gpus(device)
+            self.idle = [(place, _process(place)) for place in (devices * size)[:size]]
 
     def submit(self, config: RunConfig) -> Future[None]:
         """Start a run."""
-        future = Future[None]()
-        run_one(config, self.store, self.device, self.options)
-        future.set_result(None)
-        return future
-
-    def result(self, future: Future[None]) -> None:
-        """Raises what ended a run; :class:`Lost` if its process has ended before."""
-        future.result()
-
-    def stop(self) -> None:
-        """Ask active runs to save their state and to end."""
-
-    def close(self) -> None:
-        """End all processes."""
-
-
-class LocalPool(ThisProcess):
-    """Processes of loky, each in an executor of its own, so that a killed one takes no other down."""
-
-    def __init__(self, store: Store, device: str | None, options: Mapping[str, Any], size: int) -> None:
-        super().__init__(store, device, options, size)
-        # loky replaces a process that has grown much, such as by a dataset in memory, which is no problem.
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-        devices = ["cpu"] if pick_device(device).type == "cpu" else _gpus(device)
-        self.idle: list[tuple[str, Any]] = [(place, _process(place)) for place in (devices * size)[:size]]
-        self.active = dict[Future[None], tuple[str, Any]]()
-
-    def submit(self, config: RunConfig) -> Future[None]:
+        if self.size == 1:
+            run_one(config, self.store, self.device, self.options)
+            done = Future[None]()
+            done.set_result(None)
+            return done
         device, process = self.idle.pop()
         args = run_one, config, self.store, device, self.options
         try:
-            future = process.submit(*args)
+            future: Future[None] = process.submit(*args)
         except BrokenProcessPool:  # it was killed in its last run, or while it was idle
             process.shutdown(kill_workers=True)
             process = _process(device)
@@ -244,19 +229,23 @@ class LocalPool(ThisProcess):
         return future
 
     def result(self, future: Future[None]) -> None:
-        self.idle.append(self.active.pop(future))
+        """Raises what ended a run; :class:`Lost` if its process has ended before."""
+        if future in self.active:
+            self.idle.append(self.active.pop(future))
         try:
             future.result()
         except BrokenProcessPool as error:
             raise Lost((str(error).splitlines() or [""])[0]) from error
 
     def stop(self) -> None:
+        """Ask active runs to save their state and to end."""
         for _, process in self.active.values():
             for pid in list(process._processes):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
 
     def close(self) -> None:
+        """End all processes."""
         for _, process in [*self.idle, *self.active.values()]:
             process.shutdown(kill_workers=bool(self.active))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import re
 import shutil
@@ -117,12 +116,7 @@ class Store:
         path = self.path(config)
         if self.weights:
             check_same_run(path.parent, config)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            status = path.stat()
-            record = _read(path, status.st_mtime_ns, status.st_ino)
-            record.config.check_same(config, f"{str(path)!r} is the record of")
-            return record
-        return None
+        return read_record(path, config) if path.exists() else None
 
     def find(self, config: RunConfig) -> RunRecord | None:
         """Return the record of a run that finished or diverged, or ``None``."""
@@ -207,12 +201,6 @@ class Store:
             if config.identity in left and self.find(config) is not None:
                 with contextlib.suppress(Timeout), self.lock(config, give_up):
                     shutil.rmtree(self.working / config.identity, ignore_errors=True)
-
-
-@functools.lru_cache(maxsize=4096)
-def _read(path: Path, *version: int) -> RunRecord:
-    """The record in a file, which is read again when it has changed."""
-    return read_record(path)
 
 
 def _row(record: RunRecord) -> dict[str, Any]:

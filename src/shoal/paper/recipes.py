@@ -63,7 +63,7 @@ def settings(dataset: str, preset: str) -> dict[str, Any]:
 
 def headline(dataset: str) -> str:
     """The metric that the benchmark ranks by, whatever a preset selects by."""
-    return str(read("presets/wilds.yaml")[dataset]["judged"])
+    return str(read("presets/wilds.yaml")[dataset]["headline"])
 
 
 def differences(names: Sequence[str], preset: str) -> list[str]:
@@ -109,7 +109,7 @@ def _run(
     inner_loop = "meta_lr" in settings_of(kind)
     batch, count = recipe["batch"], 1
     if inner_loop:
-        count = variant.inner_steps or recipe["walk"]
+        count = variant.inner_steps or recipe["inner_steps"]
     elif kind.draw == "domains":
         count = min(recipe["groups"], batch)
         batch = batch // count

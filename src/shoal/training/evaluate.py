@@ -151,10 +151,6 @@ class Evaluator:
 
     Args:
         limits: number of examples to score of a split, about equally many of each domain; see :func:`sample`.
-        processes: take a share each.
-        metrics: metrics to compute besides the default one.
-        selects: the metric that selects weights.
-        uncounted: groups that are never the worst.
         watch: called before each batch with the split, how many of its examples are done, and their number.
         enter: applied to inputs on the device.
         label_scale: mean and scale by which the label of a regression was standardized; scores are in its own
@@ -172,7 +168,7 @@ class Evaluator:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     metrics: Sequence[Metric] = ()
     selects: Metric | None = None
-    uncounted: frozenset[str] = frozenset()
+    excluded_groups: frozenset[str] = frozenset()
     watch: Callable[[str, int, int], Any] = lambda *_: None
     enter: Callable[[Any], Any] = lambda x: x
     label_scale: tuple[float, float] = (0.0, 1.0)
@@ -252,7 +248,7 @@ class Evaluator:
         sizes = None if domains is full else full.sizes[[full.number(name) for name in domains.names]]
         loss = self._loss(groups, **columns)
         y, output = columns["y"], columns["output"]
-        outcome = Outcome(y, output, groups, self.task.kind, loss, self.uncounted, sizes)
+        outcome = Outcome(y, output, groups, self.task.kind, loss, self.excluded_groups, sizes)
         return outcome.in_units(*self.label_scale)
 
     def _loss(self, groups: Domains, y: Array, output: Array, weight: Array | None = None) -> float | None:

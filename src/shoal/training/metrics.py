@@ -44,7 +44,7 @@ class Outcome:
         groups: groups, whose indices are positions in the other arrays.
         kind: kind of the task.
         loss: loss, a mean over domains.
-        uncounted: groups that are not considered for the worst group.
+        excluded_groups: groups that are not considered for the worst group.
         full_sizes: number of examples of each group, if only a sample of them is here.
     """
 
@@ -53,7 +53,7 @@ class Outcome:
     groups: Domains
     kind: str
     loss: float | None = None
-    uncounted: frozenset[str] = frozenset()
+    excluded_groups: frozenset[str] = frozenset()
     full_sizes: Array | None = None
 
     @cached_property
@@ -136,7 +136,7 @@ class Metric:
     def __call__(self, outcome: Outcome) -> float:
         if self.over_groups is None:
             return self._value(outcome)
-        counted = [n for n, name in enumerate(outcome.groups.names) if name not in outcome.uncounted]
+        counted = [n for n, name in enumerate(outcome.groups.names) if name not in outcome.excluded_groups]
         values = np.array([self._value(outcome.of_group(n)) for n in counted])
         return math.nan if np.isnan(values).all() else float(self.over_groups(values))
 

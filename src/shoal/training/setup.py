@@ -296,7 +296,7 @@ class Setup:
             enter=channels_last if self.channels_last else lambda x: x,
             metrics=metrics,
             selects=selects,
-            uncounted=data.excluded_groups,
+            excluded_groups=data.excluded_groups,
             watch=lambda split, done, total: self.progress.show(f"evaluating {split} {done:,}/{total:,}"),
             label_scale=data.label_scale,
         )

@@ -127,7 +127,8 @@ def plain_numbers(texts: Any) -> tuple[Array, str] | None:
             continue
         values = np.asarray(cast.to_numpy(zero_copy_only=False))
         finite = int(np.isfinite(values).sum()) == len(texts) - texts.null_count
-        if finite and not (np.abs(values) > EXACT).any() and not matches(texts, "[+-]?0[0-9].*").any():
+        zeros = pc.match_substring_regex(texts, "^[+-]?0[0-9]")
+        if finite and not (np.abs(values) > EXACT).any() and not _mask(zeros).any():
             return values, mark * bool(pc.any(pc.match_substring(texts, mark), min_count=0).as_py())
     return None
 

@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,17 @@ class Scale:
         return np.where(np.isnan(values), 0.0, result)
 
 
+def split(kind: str, values: Array) -> tuple[Array, ...]:
+    """What a value becomes; of days since 1970-01-01 also month, weekday (Monday is 0) and hour."""
+    if kind != "date":
+        return (values,)
+    days = np.where(np.isnan(values), 0, values)
+    whole = np.floor(days)
+    months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+    result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
+    return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
+
+
 @dataclass(frozen=True)
 class Number:
     """A numeric, boolean or date column as one or four numbers, each standardised by a :class:`Scale`.
@@ -89,19 +100,9 @@ class Number:
 
     @classmethod
     def fit(cls, about: ColumnType, column: Column, rows: Array) -> Number:
-        values = column.values(about.kind, about.how)[0][rows]
-        empty: Any = cls(about.kind, about.name, (), bool(np.isnan(values).any()), about.how)  # type: ignore[arg-type]
-        return cls(**vars(empty) | {"parts": tuple(map(Scale.fit, empty.split(values)))})
-
-    def split(self, values: Array) -> tuple[Array, ...]:
-        """The value; of days since 1970-01-01 also month, weekday (Monday is 0) and hour."""
-        if self.kind != "date":
-            return (values,)
-        days = np.where(np.isnan(values), 0, values)
-        whole = np.floor(days)
-        months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
-        result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
-        return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
+        values, kind = column.values(about.kind, about.how)[0][rows], cast(Any, about.kind)
+        parts = tuple(map(Scale.fit, split(kind, values)))
+        return cls(kind, about.name, parts, bool(np.isnan(values).any()), about.how)
 
     @property
     def width(self) -> int:
@@ -112,7 +113,7 @@ class Number:
 
     def transform(self, column: Column, rows: Array) -> Array:
         values = self.values(column)[rows]
-        each = zip(self.parts, self.split(values), strict=True)
+        each = zip(self.parts, split(self.kind, values), strict=True)
         result = [scale(part) for scale, part in each if scale.scale > 0]
         result += [np.isnan(values)] if self.indicator else []
         return np.array(result, np.float32).reshape(len(result), len(values)).T

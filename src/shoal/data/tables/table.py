@@ -91,9 +91,10 @@ class Column:
         """What its text shows of the decimal mark (:func:`~shoal.data.tables.cells.marks`)."""
         if self.plain is None:
             return cells.marks(self.numerals.body)
-        first, every = (pc.utf8_ltrim(texts, characters="+-") for texts in (self.arrow[:2000], self.arrow))
-        shown = cells.marks(first)
-        return shown if shown["."] or shown[","] else cells.marks(every)
+        shown = cells.marks(pc.utf8_ltrim(self.arrow[:2000], characters="+-"))
+        if shown["."] or shown[","] or not self.plain[1]:
+            return shown
+        return cells.marks(pc.utf8_ltrim(self.arrow, characters="+-"))
 
     def values(self, kind: str, how: Format) -> tuple[Array, dict[str, int]]:
         """The numbers of a numeric, boolean or date column, NaN where missing; and cells that are none."""
