@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_algorithm import TASK, B, ByHand, Counted, Halves, S, fit, network, network_of, same, toy, toy_of
+from every_algorithm import TASK, B, ByHand, Counted, S, fit, network, network_of, same, toy, toy_of
 from torch import Tensor, nn
 
 import shoal
@@ -50,7 +50,7 @@ def test_its_state_is_what_is_saved(name: str) -> None:
 @EVERY
 def test_takes_a_nest_of_tensors_and_single_examples(name: str) -> None:
     halves, whole, single = network(joined=True), network(), network(norm=False)
-    fit(name, halves, {n: Halves(*d) for n, d in toy().items()})
+    fit(name, halves, {n: ({"left": x[:, :2], "right": x[:, 2:]}, y) for n, (x, y) in toy().items()})
     assert same(halves, fit(name, whole).model)
     run = fit(name, single, {n: (x[:1], y[:1]) for n, (x, y) in toy().items()}, batch_size=1)
     assert torch.isfinite(torch.tensor(run.last.loss))

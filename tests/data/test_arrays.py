@@ -105,12 +105,6 @@ class TestWhatWorks:
         whole = pairs(T, Y.astype(np.float32).tolist())
         assert from_dataset(whole, SITES, task="classification").classes == 2
         assert from_dataset(whole, SITES, task="regression").classes is None
-        counts = from_dataset(pairs(T, Y.tolist()), SITES, task="regression", held_out="c")
-        assert counts.examples[0][1].dtype == torch.float32
-        assert fitted(counts).scores().metric == "mse"
-        head = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
-        own = fitted({"a": (T, Y.astype(np.float32)), "b": whole}, head, loss=nn.functional.mse_loss)
-        assert own.scores("train").metric == "mse"
         data = from_dataset(pairs(T, WORDS), SITES, classes=["yes", "no", "maybe"])
         assert (data.classes, data.class_names) == (3, ("yes", "no", "maybe"))
         assert [int(data.examples[n][1]) for n in range(5)] == [1 - int(y) for y in Y[:5]]

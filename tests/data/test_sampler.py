@@ -165,16 +165,6 @@ def test_items_with_their_domain() -> None:
     assert [data[i] for i in range(len(data))] == [(*PATIENTS[i], d) for i, d in enumerate([1, 0, 1, 0, 2])]
     as_mappings = WithDomain([{"x": x, "y": y} for x, y in PATIENTS], SITES)
     assert as_mappings[4] == {"x": 4.0, "y": 0, "domain": 2}
-    in_own_order = WithDomain(PATIENTS, Domains.from_indices({"b": [3, 4], "a": [2, 0, 1]}))
-    assert [in_own_order[i][2] for i in range(5)] == [1, 1, 1, 0, 0]
-
-    class Together(list):  # type: ignore[type-arg]
-        def __getitems__(self, indices: list[int]) -> list[object]:
-            return [("together", self[i]) for i in indices]
-
-    both = WithDomain(Together("abcde"), SITES).__getitems__([4, 1])
-    assert both == [("together", "e", 2), ("together", "b", 0)]
-    assert data.__getitems__([4, 1]) == [(4.0, 0, 2), (1.0, 1, 0)]
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import shoal
 from shoal.errors import InputError
 from shoal.training.callbacks import Callback, State
+from training import finetuning
 
 EVENTS = ("on_start", "before_step", "on_step", "on_log", "on_evaluate", "on_checkpoint", "on_end")
 
 
-def domain(number: int) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(number)
-    y = torch.arange(40) % 2
-    return torch.randn(40, 3, generator=draw) + y[:, None], y
-
-
 def fit(**options: Any) -> shoal.Fit:
-    base: dict[str, Any] = {"steps": 6, "batch_size": 4, "device": "cpu", "progress": False}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-    data = {"a": domain(0), "b": domain(1)}
-    return shoal.fit("fish", model, data, validation={"v": domain(2)}, eval_every=3, **base | options)
+    return finetuning.fit("fish", **{"steps": 6, "batch_size": 4} | options)
 
 
 class Watch(Callback):

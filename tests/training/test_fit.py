@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 import shoal
 from shoal.errors import InputError
-from shoal.models import FeatureModel
 
 
 def domain(number: int, examples: int = 40) -> tuple[Tensor, Tensor]:
@@ -153,14 +152,3 @@ class TestWarmStart:
         fit("erm", model, steps=7, domains_per_step=1)
         fit(model=model)
         assert_same(one.model, model)
-
-
-@pytest.mark.parametrize("name", ["groupdro", "cdann", "fishr"])
-def test_batches_that_mix_domains_go_by_their_place(name: str) -> None:
-    """As many as there are domains are none too many; others take any number."""
-    *features, head = network()
-    model = FeatureModel(nn.Sequential(*features), head)
-    before = [p.clone() for p in model.parameters()]
-    fit(name, model, draw="pooled", domains_per_step=3, steps=3)
-    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert fit("erm", domains_per_step=4, steps=3).last.step == 3

@@ -86,11 +86,6 @@ def test_every_algorithm(name: str, tmp_path: Path) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "schedule": {"schedule": "warmup:3,cosine", "clip": 0.5},
-    "averages": {"average": "sma:3", "patience": 5},
-    "swad": {"average": "swad", "eval_every": 1},
-    "ema and WiSE-FT": {"average": "ema", "wise_ft": 0.5, "warm_start": "head:3"},
-    "tracking": {"track_every": 3},
     "worker processes": {"workers": 1},
     "momentum": {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}, "accumulate": 2},
     "bf16": {"precision": "bf16"},

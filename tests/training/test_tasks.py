@@ -117,16 +117,6 @@ def test_a_step_and_an_evaluation_are_those_of_a_plain_loop(task: str, weighted:
     assert run.scores().average == pytest.approx(points, abs=1e-6)
 
 
-def test_multilabel_is_recognized_by_the_loss() -> None:
-    run = fit("multilabel", task=None, loss=nn.BCEWithLogitsLoss())
-    assert run.algorithm.task.kind == "multilabel"
-    whole = {name: (x, y.long()) for name, (x, y) in examples("multilabel").items()}
-    again = fit("multilabel", train=whole, task=None, loss=nn.BCEWithLogitsLoss())
-    assert distance(run.model, again.model) < 1e-6
-    with pytest.raises(InputError, match="task='multilabel'"):
-        fit("multilabel", train=whole, task=None)
-
-
 Change = Callable[[Tensor, Tensor], Any]
 CE, BCE = nn.CrossEntropyLoss, nn.BCEWithLogitsLoss
 REFUSED: dict[str, tuple[str, Change | None, dict[str, Any], str]] = {
