@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from references.naive import CopyingFish
 from shoal.errors import InputError
@@ -147,30 +147,6 @@ def test_frozen_parameters_stay_to_the_bit():
 
 
 # Schedulers
-
-
-@pytest.mark.filterwarnings("error:.*lr_scheduler.step.*")
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_schedulers_on_fish(optimizer):
-    """They set the inner rates, momentum and betas as they would without it."""
-    model, batches = make_model(), make_batches(9)
-    reference = CopyingFish(copy.deepcopy(model), OPTIMIZERS[optimizer], 0.5)
-    fish = Fish(OPTIMIZERS[optimizer](model.parameters()), 3)
-    scheduler = OneCycleLR(fish, max_lr=0.1, total_steps=12)
-    # A scheduler's settings per step, recorded on an optimizer that trains nothing.
-    other = OPTIMIZERS[optimizer]([nn.Parameter(torch.zeros(1))])
-    plan, planner = [], OneCycleLR(other, max_lr=0.1, total_steps=12)
-    for _ in batches:
-        plan.append({k: v for k, v in other.param_groups[0].items() if k in ("lr", "momentum", "betas")})
-        other.step()
-        planner.step()
-    plan = iter(plan)
-    for inner_loop in loops(batches, 3):
-        for batch in inner_loop:
-            train(model, fish, [batch])
-            scheduler.step()
-        reference.walk(inner_loop, loss_of, before_step=lambda _, o: o.param_groups[0].update(next(plan)))
-        assert same(model, reference.model)
 
 
 # Saving and resuming

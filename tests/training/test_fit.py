@@ -28,10 +28,10 @@ def split(*numbers: int) -> dict[str, tuple[Tensor, Tensor]]:
     return {f"d{n}": domain(n) for n in numbers}
 
 
-def network(*, dropout: float = 0.0, outputs: int = 2) -> nn.Sequential:
+def network(*, dropout: float = 0.0) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, outputs))
+        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 2))
 
 
 def fit(
@@ -39,8 +39,6 @@ def fit(
 ) -> shoal.Fit:
     given: dict[str, Any] = {"steps": 10, "batch_size": 8, "lr": 0.01, "device": "cpu", "progress": False}
     train = split(0, 1, 2) if train is None else train
-    if "optimizer" in options:
-        del given["lr"]  # which is the optimizer's own then
     return shoal.fit(algorithm, network() if model is None else model, train, **given | options)
 
 

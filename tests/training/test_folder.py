@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import math
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -24,12 +22,7 @@ from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 from shoal.training.folder import RunFolder
-from shoal.training.loggers import Log
 from training import finetuning
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in path.read_text().splitlines()]
 
 
 def test_all_that_it_takes_to_repeat_a_run_and_nothing_of_this_machine(
@@ -110,35 +103,3 @@ def test_a_full_disk_is_named_and_earlier_checkpoints_stay(
         state = folder.restore()
         assert state is not None
         assert (state["step"], folder.saved) == (1, 1)
-
-
-def line(step: int, loss: float = 0.5, **more: Any) -> dict[str, Any]:
-    return {"phase": "train", "step": step, "loss": loss, **more}
-
-
-def test_lines_are_cut_back_to_the_checkpoint_and_events_of_tensorboard(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    first, file = Log(tmp_path), tmp_path / "metrics.jsonl"
-    whole = line(1, losses=dict.fromkeys(["<script>", "", "東京", "two\nlines"], 0.25))
-    first.write(whole)
-    length = first.flush()
-    first.write(
-        {"step": 2, "a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": np.float32("nan")}
-    )
-    assert lines(file)[1] == {"step": 2, "a": None, "b": [None, 1.0], "c": {"d": None}, "e": None}
-    first.close()
-    file.open("ab").write(b'{"phase": "tr')
-    second = Log(tmp_path, length, 1)
-    second.write({"phase": "warm start", "step": 2, "loss": 4, "only": "words"})
-    second.write(line(3, domains=dict.fromkeys(map(str, range(51)), 0.0), no=None))
-    second.close()
-    assert [each["step"] for each in lines(file)] == [1, 2, 3]
-    read = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
-    read.Reload()
-    found = {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
-    assert math.isnan(found["no"][0][1])
-    assert found["loss"] == [(1, 0.5), (3, 0.5)]
-    assert found["warm start/loss"] == [(2, 4.0)]
-    assert found["losses/東京"] == [(1, 0.25)]
-    assert not any(tag.startswith("domains") for tag in found)

@@ -5,35 +5,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import shoal
 from shoal.algorithms import registry
 from shoal.errors import InputError
 from shoal.training.stopping import Interrupted
+from training.test_fit import Noisy
 
 pytestmark = pytest.mark.filterwarnings("ignore:swad found no start")
 STEPS = 12
 SETTINGS = {"gga": {"start": 2, "length": 4, "trials": 3}}
-
-
-class Noisy(Dataset[Any]):
-    """Examples with random transforms, from two sources of random numbers."""
-
-    def __init__(self, number: int) -> None:
-        draw = torch.Generator().manual_seed(number)
-        self.y = torch.arange(24) % 2
-        self.x = torch.randn(24, 4, generator=draw) + self.y[:, None] * number
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i] + torch.rand(4) + float(np.random.rand()), self.y[i]
 
 
 def domains(*numbers: int) -> dict[str, Any]:
@@ -42,7 +26,7 @@ def domains(*numbers: int) -> dict[str, Any]:
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
 
 
 class Stop(shoal.Callback):
