@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, overload
 from shoal.api.result import Result, output_file, write_output
 from shoal.errors import InputError
 from shoal.files import dump_json
-from shoal.report.tables import Table, number
+from shoal.report.tables import Table
 from shoal.settings import Count, Range, checked
 from shoal.terminal import clean
 
@@ -173,8 +173,9 @@ class PairedScores(Result):
         for metric in first.overall.metrics:
             table.add(metric, *(_cell(one.overall.metrics[metric]) for one in self.scores))
         seen = Table(["seen", *(one.model for one in self.scores)])
-        for groups in zip(*(one.domains for one in self.scores), strict=True):
-            seen.add(groups[0].name, *(group.seen for group in groups))
+        roles = [{group.name: group.seen for group in one.domains} for one in self.scores]
+        for name in roles[0]:
+            seen.add(name, *(each.get(name, "") for each in roles))
         parts = [first.scored(), table.text(), *([seen.text()] if seen.rows else [])]
         for name, found in self.differences.items():
             table = Table([f"{name} − {first.model}", *found["all rows"]])
@@ -184,13 +185,17 @@ class PairedScores(Result):
         return "\n\n".join(parts)
 
 
+def _number(value: float, sign: str) -> str:
+    return f"{value:{sign}.3f}" if abs(value) < 10 else f"{value:{sign}.5g}"
+
+
 def _cell(estimate: Estimate, sign: str = "") -> str:
     if estimate.value is None:
         return f"undefined: {estimate.undefined}" if estimate.undefined else "–"
-    text = number(estimate.value, None, sign)
+    text = _number(estimate.value, sign)
     if estimate.low is None or estimate.high is None:
         return text
-    return f"{text} ({number(estimate.low, None, sign)} to {number(estimate.high, None, sign)})"
+    return f"{text} ({_number(estimate.low, sign)} to {_number(estimate.high, sign)})"
 
 
 @overload

@@ -126,6 +126,8 @@ def sweep(
     for name, values in (("datasets", names), ("algorithms", rows), ("rules", rules)):
         if not values:
             raise InputError("must not be empty.", name)
+    if own := [name for name in names if Path(name).is_file()]:
+        raise InputError(f"{own[0]!r} is a file; compare algorithms on it with `shoal compare`.")
     full, out = with_defaults(options, SweepOptions), Path(out)
     where = {name: full[name] for name in ("engine", "device", "jobs")}
     plan: Any = {**given_options(options, TrainingOptions), **model_fields(options)}

@@ -151,10 +151,6 @@ class Evaluator:
 
     Args:
         limits: number of examples to score of a split, about equally many of each domain; see :func:`sample`.
-        processes: take a share each.
-        metrics: metrics to compute besides the default one.
-        selects: the metric that selects weights.
-        excluded_groups: groups that are never the worst.
         watch: called before each batch with the split, how many of its examples are done, and their number.
         enter: applied to inputs on the device.
         label_scale: mean and scale by which the label of a regression was standardized; scores are in its own
