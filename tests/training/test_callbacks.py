@@ -99,11 +99,6 @@ def test_one_that_raises_is_named_and_the_run_can_be_resumed(tmp_path: Path, eve
     assert again.steps == 6  # what it remembers is in the checkpoint
 
 
-def test_an_error_in_the_end_does_not_hide_the_first() -> None:
-    with pytest.raises(InputError, match="first"):
-        fit(callbacks=[Watch(("on_step", 2), "first"), Watch(("on_end", 2), "second")])
-
-
 def test_what_is_no_callback_is_refused() -> None:
     for wrong in ([3], "watch", [Watch]):
         with pytest.raises(InputError, match="callbacks"):

@@ -145,15 +145,9 @@ class Request:
                 made[heading].add(*row.values())
         left_out = about["left_out"] if self.quick else ""
         result = Reproduction(self.experiment, made, text, data, left_out, failed)
-        contents = {
-            "md": result.document("markdown"),
-            "tex": "\n\n".join(table.latex() for table in made.values()),
-            "csv": "\n".join(table.csv() for table in made.values()),
-            "json": dump_json(data).decode(),
-        }
-        files = [self.out / f"{self.name}.{ending}" for ending in contents]
-        for path, content in zip(files, contents.values(), strict=True):
-            write_atomically(path, f"{content}\n".encode())
+        files = [self.out / f"{self.name}.{ending}" for ending in ("md", "json")]
+        for path, content in zip(files, (result.document("markdown").encode(), dump_json(data)), strict=True):
+            write_atomically(path, content + b"\n")
         for name, figure in (figures or {}).items():
             files += plots.save(figure, self.out / f"{name}{'-quick' * self.quick}")
         return replace(result, files=files)

@@ -1,4 +1,4 @@
-"""Tables as text for a terminal, and as Markdown, LaTeX, HTML and CSV; and how their cells are written."""
+"""Tables as text for a terminal, and as Markdown and HTML; and how their cells are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from shoal.files import as_csv
 from shoal.terminal import clean
 
 NAMED = 8
@@ -57,25 +56,11 @@ class Table:
 
         return "\n".join([line(self.columns), "|" + "---|" * len(self.columns), *map(line, self.rows)])
 
-    def latex(self) -> str:
-        """A ``tabular`` with the rules of booktabs; cells are text."""
-        style = self._frame().style.hide(axis="index").format(escape="latex")
-        sides = "".join("r" if right else "l" for right in self._right())
-        return str(
-            style.format_index(escape="latex", axis=1).to_latex(hrules=True, column_format=sides)
-        ).strip()
-
     def html(self) -> str:
         """A ``table``; cells are text."""
-        return str(self._frame().to_html(index=False, border=0))
-
-    def _frame(self) -> Any:
         import pandas
 
-        return pandas.DataFrame(self.rows, columns=self.columns)
-
-    def csv(self) -> str:
-        return as_csv([self.columns, *self.rows])
+        return str(pandas.DataFrame(self.rows, columns=self.columns).to_html(index=False, border=0))
 
     def _right(self) -> list[bool]:
         """Columns of numbers."""
