@@ -244,9 +244,10 @@ def compare(
             raise InputError(f"{str(fit)!r} exists; choose a new folder.", "fit")
         make_folder(folder, source.given, kind="comparison")
         title = Path(source.given).name if source.own else protocol.base.dataset
-        if isinstance(data, str | Path) and (path := folder / "comparison.json").exists():
-            if (other := read_json(path).get("title")) != title:
-                raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
+        before = read_json(path) if (path := folder / "comparison.json").exists() else {}
+        if isinstance(data, str | Path) and before.get("title", title) != title:
+            other = before["title"]
+            raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
         if columns := source.columns():
             write_atomically(folder / "columns.json", dump_json(columns))
             every = [(each["column"], text) for each in columns["columns"] for text in each["warnings"]]
