@@ -77,7 +77,7 @@ def test_the_default_folder_is_named_after_the_data() -> None:
     assert folders[0] != folders[1]
     assert all(folder.match("shoal-compare/patients-????????") for folder in folders)
     with pytest.raises(InputError, match=r"^out: .*comparison of 'patients.csv'"):
-        shoal.compare("linear", **FEW, algorithms="erm", out=folders[0])
+        shoal.compare("linear", **{**FEW, "algorithms": "erm"}, out=folders[0])
     with pytest.raises(InputError, match=r"^out: .*comparison"):
         shoal.sweep("linear", algorithms="erm", out=folders[0])
     with pytest.raises(InputError, match=r"^out: .*comparison"):
