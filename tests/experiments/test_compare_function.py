@@ -76,8 +76,12 @@ def test_the_default_folder_is_named_after_the_data() -> None:
         folders += [shoal.compare(table(Path(name), rows=160 + len(folders)), **few).folder]
     assert folders[0] != folders[1]
     assert all(folder.match("shoal-compare/patients-????????") for folder in folders)
+    with pytest.raises(InputError, match=r"^out: .*comparison of 'patients.csv'"):
+        shoal.compare("linear", **{**FEW, "algorithms": "erm"}, out=folders[0])
     with pytest.raises(InputError, match=r"^out: .*comparison"):
         shoal.sweep("linear", algorithms="erm", out=folders[0])
+    with pytest.raises(InputError, match=r"^out: .*comparison"):
+        shoal.diagnose("a/patients.csv", **OF_TABLE, out=folders[0], progress=False)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,7 @@ def test_the_default_folder_is_named_after_the_data() -> None:
         (None, {"held_out": "olso"}, "'olso'.*'oslo'"),
         (None, {"data_options": {"held_out": "oslo"}}, "^held_out"),
         (None, {"algorithms": "fsh"}, "'fsh'.*'fish'"),
+        (None, {"algorithms": "majority"}, "^algorithms: 'majority' is a baseline"),
         (None, {"algorithms": "fish:regruped"}, "'regruped'.*'regrouped'"),
         (None, {"budget": 1e-3, "baselines": True}, "^budget"),
     ],
