@@ -271,7 +271,7 @@ def _protocol(
 ) -> tuple[LeaveDomainsOut, str]:
     """The protocol, with one seed and one trial, and a message on the learning rate."""
     from shoal.algorithms import registry
-    from shoal.experiments.compare import BASELINE, PATIENCE, PRETRAINED, LeaveDomainsOut
+    from shoal.experiments.compare import ALGORITHMS, BASELINE, PATIENCE, PRETRAINED, LeaveDomainsOut
     from shoal.experiments.config import RunConfig
     from shoal.experiments.search import weights_of, with_rate
 
@@ -284,7 +284,7 @@ def _protocol(
     fields |= given | model_fields(options)
     base, note = with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields))
     pretrained = source.own and weights_of(base) != "random"
-    rows = list(asked or (PRETRAINED if pretrained else where.defaults["algorithms"]))
+    rows = list(asked or (PRETRAINED if pretrained else ALGORITHMS))
     if "all" in rows:
         rows = list(dict.fromkeys([*registry.names(), *(row for row in rows if row != "all")]))
     return LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, tuple(given)), note
