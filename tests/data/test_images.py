@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +52,6 @@ def touch(root: Path, *places: str) -> None:
 
 
 # Which there are
-
-
-def test_folders_are_read_in_natural_order(tmp_path: Path) -> None:
-    """Numbers by their value; other files and missing classes are mentioned once, hidden files never."""
-    plant(tmp_path, each=1)
-    for old, new in (("a", "9"), ("b", "10"), ("c", "1")):
-        (tmp_path / old).rename(tmp_path / new)
-    (tmp_path / "1" / "kind 0").rename(tmp_path / "1" / "kind 10")
-    touch(tmp_path, "10/kind 0/notes.txt", "9/kind 0/.x.jpg", "1/kind 1/Thumbs.db")
-    with pytest.warns(UserWarning, match=r"ignored|no image") as caught:
-        data = datasets.load("image-folder", folder=str(tmp_path), size=16)
-    names = [os.path.relpath(p, tmp_path) for p in data.examples.paths]  # type: ignore[attr-defined]
-    assert names == [
-        f"{d}/kind {c}/0.jpg" for d, c in (("1", 1), ("1", 10), ("9", 0), ("9", 1), ("10", 0), ("10", 1))
-    ]
-    assert data.class_names == ("kind 0", "kind 1", "kind 10")
-    assert data.splits["test"].names == ("10",)  # the last in natural order
-    first, second = (str(w.message) for w in caught if w.category is UserWarning)
-    assert "notes.txt' are ignored" in first
-    assert "no image of class 'kind 0' in '1', 'kind 10' in '9'" in second
 
 
 @pytest.mark.parametrize(
