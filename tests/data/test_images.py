@@ -45,30 +45,6 @@ def pixels(path: Path, size: int) -> np.ndarray:
     return 255 * (x * np.array(STD) + np.array(MEAN))
 
 
-def touch(root: Path, *places: str) -> None:
-    for place in places:
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).touch()
-
-
-# Which there are
-
-
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [
-        (["train/oslo/x/a.jpg", "test/oslo/x/a.jpg"], r"test/, train/ .* look like splits"),
-        (["oslo/a.jpg"], "no image in the class folders of .*oslo"),
-        ([], "there is no image in the class folders"),
-        (None, "cannot be read: No such file"),
-    ],
-)
-def test_wrong_folders_are_named(places: list[str] | None, message: str, tmp_path: Path) -> None:
-    touch(tmp_path, *(places or ()))
-    with pytest.raises(InputError, match=message):
-        datasets.load("image-folder", folder=str(tmp_path if places is not None else tmp_path / "nowhere"))
-
-
 # Decoding
 
 
