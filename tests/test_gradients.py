@@ -255,17 +255,6 @@ def test_rules_by_name_and_aggregators_of_a_matrix(monkeypatch):
         backward(three_losses(model), model, "torchjd:UPGrad")
 
 
-def test_parameters_that_are_frozen_or_that_few_losses_reach():
-    shared, first, nobody, frozen = (torch.ones(2, requires_grad=True) for _ in range(4))
-    frozen.requires_grad_(False)
-    losses = {"a": (shared * first * frozen).sum(), "b": (2 * shared).sum()}
-    found = backward(losses, [shared, first, nobody, frozen, shared], lambda gradients: gradients[0])
-    assert_close(found[1], [torch.full((2,), 2.0), torch.zeros(2), torch.zeros(2)])
-    assert_close([shared.grad, first.grad], [torch.ones(2), torch.ones(2)])
-    assert nobody.grad is None
-    assert frozen.grad is None
-
-
 @COMBINES
 def test_gradients_that_vanish_or_are_the_same(combine):
     zero = [[torch.zeros(3), torch.zeros(2, 2)]] * 2

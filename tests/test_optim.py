@@ -128,7 +128,7 @@ def test_meta_lr_one_is_the_inner_optimizer_and_reset_is_another(name):
     assert same(ends[1], ends[2]) == (name == "sgd")
 
 
-# Frozen, thawed and added parameters
+# Frozen parameters
 
 
 def test_frozen_parameters_stay_to_the_bit():
@@ -144,9 +144,6 @@ def test_frozen_parameters_stay_to_the_bit():
     frozen = make_model().requires_grad_(False)
     Fish(SGD(frozen.parameters(), 0.1), 1).step()
     assert same(frozen, make_model())
-
-
-# Schedulers
 
 
 # Saving and resuming
@@ -193,7 +190,7 @@ def test_states_that_are_not_whole():
     assert torch.equal(fish.state[model[0].weight]["exp_avg"], inner.state[plain[0].weight]["exp_avg"])
 
 
-# Loss scaling and closures
+# Loss scaling
 
 
 @pytest.mark.parametrize("unscale", [False, True], ids=["by step", "by unscale_"])

@@ -164,20 +164,6 @@ def test_wrong_arrays(change: dict[str, Any], says: str) -> None:
         from_arrays(**{"x": X, "y": Y, "domains": SITES, **change})
 
 
-def test_wrong_labels_are_named_before_training() -> None:
-    labels = Y.tolist()
-    labels[41] = 5
-    several = (pairs(T, labels), TensorDataset(T, torch.tensor(labels)), list(zip(T, labels, strict=True)))
-    for dataset in several:
-        with pytest.raises(InputError, match=r"example 41 of domain 'a' .*labels range from 0 to 5"):
-            fitted({"a": dataset, "b": dataset}, nn.Linear(4, 2))
-    with pytest.raises(InputError, match=r"labels range from 0 to 5; with classes=3"):
-        fitted(from_dataset(pairs(T, labels), ["a"] * COUNT, classes=3))
-    labels[41] = -1
-    with pytest.raises(InputError, match=r"example 41 .* range from -1 to 1"):
-        fitted({"a": pairs(T, labels), "b": pairs(T, labels)}, nn.Linear(4, 2))
-
-
 @pytest.mark.parametrize(
     ("one", "other", "says"),
     [

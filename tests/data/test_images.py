@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -44,50 +43,6 @@ def pixels(path: Path, size: int) -> np.ndarray:
     """An example as numbers 0..255 again, (h, w, 3)."""
     x = only(path, size=size)[0][0].permute(1, 2, 0).numpy()
     return 255 * (x * np.array(STD) + np.array(MEAN))
-
-
-def touch(root: Path, *places: str) -> None:
-    for place in places:
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).touch()
-
-
-# Which there are
-
-
-def test_folders_are_read_in_natural_order(tmp_path: Path) -> None:
-    """Numbers by their value; other files and missing classes are mentioned once, hidden files never."""
-    plant(tmp_path, each=1)
-    for old, new in (("a", "9"), ("b", "10"), ("c", "1")):
-        (tmp_path / old).rename(tmp_path / new)
-    (tmp_path / "1" / "kind 0").rename(tmp_path / "1" / "kind 10")
-    touch(tmp_path, "10/kind 0/notes.txt", "9/kind 0/.x.jpg", "1/kind 1/Thumbs.db")
-    with pytest.warns(UserWarning, match=r"ignored|no image") as caught:
-        data = datasets.load("image-folder", folder=str(tmp_path), size=16)
-    names = [os.path.relpath(p, tmp_path) for p in data.examples.paths]  # type: ignore[attr-defined]
-    assert names == [
-        f"{d}/kind {c}/0.jpg" for d, c in (("1", 1), ("1", 10), ("9", 0), ("9", 1), ("10", 0), ("10", 1))
-    ]
-    assert data.class_names == ("kind 0", "kind 1", "kind 10")
-    assert data.splits["test"].names == ("10",)  # the last in natural order
-    first, second = (str(w.message) for w in caught if w.category is UserWarning)
-    assert "notes.txt' are ignored" in first
-    assert "no image of class 'kind 0' in '1', 'kind 10' in '9'" in second
-
-
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [
-        (["train/oslo/x/a.jpg", "test/oslo/x/a.jpg"], r"test/, train/ .* look like splits"),
-        (["oslo/a.jpg"], "no image in the class folders of .*oslo"),
-        ([], "there is no image in the class folders"),
-        (None, "cannot be read: No such file"),
-    ],
-)
-def test_wrong_folders_are_named(places: list[str] | None, message: str, tmp_path: Path) -> None:
-    touch(tmp_path, *(places or ()))
-    with pytest.raises(InputError, match=message):
-        datasets.load("image-folder", folder=str(tmp_path if places is not None else tmp_path / "nowhere"))
 
 
 # Decoding

@@ -78,9 +78,6 @@ def test_swad_weighs_the_steps_of_many_trainings_as_the_naive_form_does() -> Non
     assert kinds == {(True, True), (True, False), (False, False)}
 
 
-# BatchNorm
-
-
 # Whole trainings
 
 
