@@ -486,7 +486,7 @@ def _numpy(value: Any) -> Any:
 
 def _labels(values: Any, where: str, rows: Array | None = None) -> Array:
     """Labels as an array of whole or finite numbers, or of text."""
-    labels = _numpy(values)
+    labels: Array = _numpy(values)
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "biufU":
         items = [_numpy(value) for value in listed(values, f"labels of {where}")]
         if len({isinstance(item, str) for item in items}) > 1:
