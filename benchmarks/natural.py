@@ -237,11 +237,13 @@ def table(archive: Path) -> str:
             lines += [f"| {row} | {x['mean']:.2f} | {x['worst']:.2f} | {rest} |"]
     lines += [
         "\n### Ranks\n",
-        f"| row | {' | '.join(ranks)} | mean |",
-        "|---" * (len(ranks.columns) + 2) + "|",
+        f"| row | {' | '.join(ranks)} | mean | better than ERM | worse than ERM |",
+        "|---" * (len(ranks.columns) + 4) + "|",
     ]
+    said = pd.DataFrame({name: found["verdict"] for name, found in tables.items()})
     for row, values in ranks.loc[ranks.mean(axis=1).sort_values().index].iterrows():
-        lines += [f"| {row} | {' | '.join(f'{v:g}' for v in values)} | {values.mean():.2f} |"]
+        counts = " | ".join(str((said.loc[row] == word).sum()) for word in ("better", "worse"))
+        lines += [f"| {row} | {' | '.join(f'{v:g}' for v in values)} | {values.mean():.2f} | {counts} |"]
     lines += [f"\nFriedman's test: p = {about['friedman']:.3f}.\n"]
     lines += ["| dataset | Fish less Fish with random grouping | 95 % interval |", "|---|---|---|"]
     for name, x in about["fish - fish:regrouped"].items():
