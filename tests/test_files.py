@@ -1,9 +1,6 @@
 """Files are written whole or not at all, and read as plain data."""
 
 import contextlib
-import csv
-import io
-import json
 import multiprocessing
 import os
 import signal
@@ -14,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.files import as_csv, dump_json, dump_yaml, finite, read_yaml, write_atomically
-from shoal.terminal import clean
+from shoal.files import read_yaml, write_atomically
 
 
 def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
@@ -28,12 +24,6 @@ def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_atomically(tmp_path / "a", b"new")
     assert (tmp_path / "real").read_text() == "old"
-
-
-def test_a_device_is_written_to() -> None:
-    code = "from shoal.files import write_atomically as w; w('/dev/null', b''); w('/dev/stdout', b'through')"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"through"
-    assert not Path("/dev/null").is_file()
 
 
 def test_several_writers_and_the_remains_of_a_killed_one(tmp_path: Path) -> None:
@@ -66,23 +56,6 @@ def test_yaml_that_is_no_plain_data(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ValueError):
         read_yaml(tmp_path / "a.yaml")
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    content = {"one": [1, None, "é: \\ \"'"], "two": {"off": True, "1e3": "\n"}}
-    content |= {"again": content["one"]}
-    (tmp_path / "a.yaml").write_text(dump_yaml(content), encoding="utf-8")
-    assert json.loads(dump_json(content)) == read_yaml(tmp_path / "a.yaml") == content
-    assert finite({"a": [1.5, float("nan")], "b": (float("inf"), "x")}) == {
-        "a": [1.5, None],
-        "b": [None, "x"],
-    }
-    rows = [["a,b", 'say "x"'], ["two\nlines", ""]]
-    assert list(csv.reader(io.StringIO(as_csv(rows), newline=""))) == rows
-
-
-def test_no_control_character_is_printed() -> None:
-    assert clean("a\x1b[31mé\u202eb\n", keep="\n") == "a?[31mé?b\n"
 
 
 def test_a_full_standard_output_and_an_error_with_escapes_end_in_one_line() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 import types
@@ -11,7 +10,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 from references import naive
@@ -20,16 +18,12 @@ from shoal.gradients import (
     and_mask,
     backward,
     cosine_matrix,
-    curvature,
     gip,
-    gradient,
     gram_matrix,
     idgm_backward,
-    inner_product,
     losses_by_domain,
     match,
     mean_of_pairs,
-    moved,
     pcgrad,
     sand_mask,
     sign_agreement,
@@ -141,16 +135,6 @@ def test_a_domain_without_gradient(method, measure):
     assert all((t == 0).all() for t in alone.slope)
 
 
-def test_the_trust_ratio_limits_the_second_term():
-    params, losses = problem(mlp, 3)
-    found = match(losses, params, measure="cosine")
-    mean, slope = (inner_product(g, g).sqrt() for g in (found.mean, found.slope))
-    for weight, trust in ((-1e3, 0.9), (torch.tensor(-1e3).double(), 0.9), (-1e-3, 0.9), (2.0, None)):
-        factor = weight if trust is None or abs(weight) * slope < trust * mean else -trust * mean / slope
-        expected = [m + factor * s for m, s in zip(found.mean, found.slope, strict=True)]
-        assert_close(found.gradient(weight, trust), expected, **EXACT)
-
-
 class Noisy(nn.Module):
     """All that a second pass could disturb: statistics, masks, a buffer that forward replaces."""
 
@@ -188,49 +172,6 @@ def test_the_second_pass_sees_the_same_masks_and_moves_no_statistics(method, mea
     assert model.passes == 3
     assert model.norm.num_batches_tracked == 3
     assert all(torch.equal(once[name], value) for name, value in model.state_dict().items())
-
-
-class Shared(nn.Module):
-    """An embedding, attention, and weights that are used twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.attention = nn.Embedding(9, 4), nn.MultiheadAttention(4, 2, batch_first=True)
-        self.again, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        z = self.embed(x)
-        z = z + self.attention(z, z, z, need_weights=False)[0]
-        return self.out(self.again(self.again(z).tanh()).mean(1))
-
-
-def test_second_derivatives_through_attention_and_shared_weights():
-    torch.manual_seed(0)
-    model = Shared().double()
-    x, y, params = torch.randint(9, (2, 6, 5)), torch.randint(3, (2, 6)), list(model.parameters())
-    losses = [lambda i=i: cross_entropy(model(x[i]), y[i]) for i in range(2)]
-    v = [torch.randn_like(p) for p in params]
-    with sdpa_kernel(SDPBackend.MATH):
-        one, two = (torch.autograd.grad(loss(), params, create_graph=True) for loss in losses)
-        slope = torch.autograd.grad(inner_product(one, two), params, retain_graph=True)
-        mean = torch.autograd.grad([(a + b) / 2 for a, b in zip(one, two, strict=True)], params, v)
-    assert_close(match(losses, params).slope, slope, rtol=1e-10, atol=1e-10)
-    assert_close(curvature(losses, params, v), mean, rtol=1e-10, atol=1e-10)
-    assert all(p.grad is None and p.is_leaf for p in params)
-
-
-def test_moved_parameters_are_elsewhere_and_come_back_to_the_bit():
-    params, losses = problem(mlp, 1, dtype=torch.float32)
-    start = [p.detach().clone() for p in params]
-    direction = gradient(losses[0](), params)
-    for by in (-0.3, torch.tensor(0.7)):
-        with contextlib.suppress(ZeroDivisionError), moved(params, direction, by):
-            elsewhere = [s + by * g for s, g in zip(start, direction, strict=True)]
-            assert_close([p.detach() for p in params], elsewhere)
-            params[1].data += 1  # whatever happens to them there
-            raise ZeroDivisionError
-        assert_close([p.detach() for p in params], start, rtol=0, atol=0)
-    assert all(p.requires_grad and p.is_leaf for p in params)
 
 
 # Replacements of loss.backward(); the rules themselves are tested with the algorithms
@@ -314,29 +255,6 @@ def test_rules_by_name_and_aggregators_of_a_matrix(monkeypatch):
         backward(three_losses(model), model, "torchjd:UPGrad")
 
 
-def test_gradients_are_added_to_those_there_are_and_freed_graphs_stay_freed():
-    model = network()
-    backward(three_losses(model), model, pcgrad)
-    once = [p.grad.clone() for p in model.parameters()]
-    losses = three_losses(model)
-    backward(losses, list(model.parameters()), pcgrad)
-    assert_close(gradients_of(model), [2 * g for g in once], **EXACT)
-    for loss in losses.values():
-        with pytest.raises(RuntimeError, match="second time"):
-            loss.backward()
-
-
-def test_parameters_that_are_frozen_or_that_few_losses_reach():
-    shared, first, nobody, frozen = (torch.ones(2, requires_grad=True) for _ in range(4))
-    frozen.requires_grad_(False)
-    losses = {"a": (shared * first * frozen).sum(), "b": (2 * shared).sum()}
-    found = backward(losses, [shared, first, nobody, frozen, shared], lambda gradients: gradients[0])
-    assert_close(found[1], [torch.full((2,), 2.0), torch.zeros(2), torch.zeros(2)])
-    assert_close([shared.grad, first.grad], [torch.ones(2), torch.ones(2)])
-    assert nobody.grad is None
-    assert frozen.grad is None
-
-
 @COMBINES
 def test_gradients_that_vanish_or_are_the_same(combine):
     zero = [[torch.zeros(3), torch.zeros(2, 2)]] * 2
@@ -350,31 +268,16 @@ def test_gradients_that_vanish_or_are_the_same(combine):
         assert_close(one, [g / 2 for g in first], **EXACT)
 
 
-def test_the_mean_of_several_processes_is_taken_before_gradients_are_combined():
-    model = network()
-    factors = iter([2, 3, 4])
-    each = [gradient(loss, list(model.parameters())) for loss in three_losses(model).values()]
-    average = lambda tensors: [g * factor for factor in [next(factors)] for g in tensors]  # noqa: E731
-    backward(three_losses(model), model, pcgrad, average=average)
-    expected = pcgrad([[g * (2 + i) for g in grads] for i, grads in enumerate(each)])
-    assert_close(gradients_of(model), expected, **EXACT)
-
-
 WEIGHT = torch.ones(2, requires_grad=True)
 PAIR = {0: lambda: WEIGHT.sum(), 1: lambda: WEIGHT.sum()}
 PARALLEL = object.__new__(nn.parallel.DistributedDataParallel)
 WRONG = [
     (lambda: match([WEIGHT.sum], [WEIGHT]), "losses must be functions, of at least 2 domains"),
-    (lambda: match([WEIGHT.sum()] * 2, [WEIGHT]), "losses must be functions"),
-    (lambda: gip([]), "at least 2 domains are compared, got 0"),
-    (lambda: gradient(WEIGHT, [WEIGHT]), "loss must be one number"),
     (lambda: backward([1, 2], [WEIGHT], pcgrad), r"losses must map at least 2 domains .* got \[1, 2\]"),
     (lambda: backward({"a": WEIGHT.sum()}, [WEIGHT], pcgrad), "at least 2 domains"),
-    (lambda: backward({"a": 1.0, "b": 2.0}, [WEIGHT], pcgrad), "loss must be one number .* got 1.0"),
     (lambda: backward({d: f() for d, f in PAIR.items()}, [WEIGHT], lambda g: g[0] * 2), "one tensor per"),
     (lambda: backward({d: f() for d, f in PAIR.items()}, [WEIGHT], "pcgrd"), "combine: .*mean 'pcgrad'"),
     (lambda: match([WEIGHT.sum] * 2, [WEIGHT], measure="cos"), "unknown measure 'cos'"),
-    (lambda: losses_by_domain(torch.ones(3, 2), torch.ones(3)), "reduction"),
     (lambda: and_mask(random_gradients(2), tau=1.5), "must be from 0 to 1, got 1.5"),
     *((partial(idgm_backward, PAIR, p), "params must") for p in ([], iter([]), [WEIGHT * 2], PARALLEL)),
 ]

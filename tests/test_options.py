@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import inspect
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cyclopts import App, Parameter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import Unpack
 
 import shoal
 from nasty_values import NASTY
 from shoal.cli.flags import command
 from shoal.errors import InputError
-from shoal.experiments.config import RunConfig
-from shoal.models import FeatureModel
-from shoal.options import FitOptions, ModelOptions, TrainingOptions, TrainOptions, as_flags, declared, public
-from shoal.training.card import card
+from shoal.options import FitOptions, TrainOptions, as_flags, declared
 from shoal.training.stopping import Diverged
-
-
-def domain(seed: int, examples: int = 24) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.arange(examples) % 2
-    return torch.randn(examples, 3, generator=draw) + y[:, None], y
-
-
-def fit(algorithm: str = "erm", **options: Any) -> shoal.Fit:
-    torch.manual_seed(0)
-    model = FeatureModel(nn.Sequential(nn.Linear(3, 8), nn.Tanh()), nn.Linear(8, 2))
-    data = {"train": {"a": domain(0), "b": domain(1)}, "validation": {"a": domain(2)}}
-    return shoal.fit(
-        algorithm,
-        model,
-        **data,
-        **{"steps": 4, "batch_size": 4, "device": "cpu", "progress": False} | options,
-    )
+from training.test_setup import domain, fit
 
 
 @pytest.mark.parametrize("name", declared(FitOptions))
@@ -67,39 +44,7 @@ VALUES = (
 def test_what_is_taken_can_be_trained_with(given: dict[str, Any]) -> None:
     given = {k: v for k, v in given.items() if not (k in SMALL and isinstance(v, int) and v > SMALL[k])}
     with contextlib.suppress(InputError, Diverged):
-        fit(**given)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"stepz": 5}, "'stepz'.*'steps'"),
-        ({"average": "sma:9"}, "average.*9"),
-        ({"optimizer": "adan"}, "optimizer.*'adan'.*'adam'"),
-        ({"optimizer": lambda p: torch.optim.SGD(p, 0.1), "lr": 0.5}, "lr: 0.5"),
-        ({"schedule": "cosine,cosine"}, "schedule"),
-    ],
-)
-def test_what_is_wrong_is_named_before_any_step(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        fit(**options)
-
-
-def test_an_option_that_is_given_wins_over_a_recipe() -> None:
-    whole, plain = fit("erm++"), fit("erm", draw="domains")
-    assert whole.warm_up
-    assert "retrain" in whole.rule
-    given = fit("erm++", retrain=False, average=None, warm_start=None)
-    assert not given.warm_up
-    assert given.rule == plain.rule
-    torch.testing.assert_close(given.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
-    assert fit("erm++", retrain=False).warm_up
-
-
-def test_every_option_says_what_it_does() -> None:
-    for each in {**declared(FitOptions), **declared(TrainOptions)}.values():
-        assert each.help.endswith(".")
-        assert each.describe().endswith(".")
+        fit(validation={"a": domain(3)}, **given)
 
 
 def job(source: str, *, out: str | None = None, **options: Unpack[TrainOptions]) -> dict[str, Any]:
@@ -133,29 +78,3 @@ def test_options_are_typed_as_flags_and_read_back() -> None:
     for words in (["--steps", "0"], ["--lr", "x"], ["--warm-start", "head:0"]):
         with pytest.raises(InputError, match=words[0][2:].replace("-", "_")):
             typed(*words)
-
-
-def test_a_declaration_is_enough() -> None:
-    """Run configurations, model cards and the command line have every option that is declared for them."""
-    training, model = declared(TrainingOptions), declared(ModelOptions)
-    fields = {field.name for field in dataclasses.fields(RunConfig)}
-    assert fields >= {*training, *model} - {"freeze_backbone"}
-    record = {"history": [{"step": 1, "scores": {}}], "selected": 0, "rule": "last", "environment": {}}
-    about = {"inputs": {}, "classes": 2, "class_names": [], "input_shape": [3], "model": {"name": "mlp"}}
-    run = {"dataset": "d", "algorithm": "erm"} | dict.fromkeys(training, "VALUE")
-    text = card({**record, "seconds": 1.0}, about, {"run": run}, {"train": {"a": 9}})
-    assert all(f"| {name.replace('_', ' ')} |" in text for name in training)
-    own = {name for name, each in declared(TrainOptions).items() if "train" in each.commands.split()}
-    assert set(inspect.signature(command(job, "train")).parameters) == {"source", "out", *own}
-
-
-def test_public_functions_check_their_arguments_and_show_their_main_options() -> None:
-    @public("steps")
-    def job(algorithm: str, *, count: int = 1, **options: Unpack[FitOptions]) -> Any:
-        return algorithm, count, options
-
-    assert list(inspect.signature(job).parameters) == ["algorithm", "count", "steps", "options"]
-    assert job("erm", count=np.int64(2), seed=3) == ("erm", 2, {"seed": 3})
-    for wrong in ({"count": "2"}, {"seed": -1}, {"cuont": 2}):
-        with pytest.raises(InputError, match=next(iter(wrong))):
-            job("erm", **wrong)

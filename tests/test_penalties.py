@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 from references import naive
 from shoal import penalties
@@ -130,20 +130,6 @@ class TestOneBatch:
                 ours(one)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_in_a_compiled_step() -> None:
-    """Second derivatives in a penalty do not keep a step from being compiled."""
-    b, weight = batch(), torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)
-
-    def step(scale: Tensor) -> Tensor:
-        logits = (b["features"] * scale)[:, :CLASSES] + b["logits"]
-        return penalties.irm(logits, b["y"], b["domain"]) + cross_entropy(logits, b["y"])
-
-    compiled: Any = torch.compile(step, backend="aot_eager")
-    found, expected = (torch.autograd.grad(run(weight), weight)[0] for run in (compiled, step))
-    same(found, expected)
-
-
 B = batch()
 Y, DOMAIN = B["y"], B["domain"]
 NO_MEAN: Any = lambda o, t: cross_entropy(o, t, reduction="none")  # noqa: E731
@@ -176,59 +162,11 @@ def test_domains_with_one_example_and_one_with_none(sizes: tuple[int, ...]) -> N
     same(found, naive.irm(groups("logits", b), groups("y", b), cross_entropy).detach())
 
 
-def test_fishr_is_the_variance_of_gradients_one_example_at_a_time() -> None:
-    """Also of a regression with two outputs, without biases, and in float32 around 1,000."""
+def test_fishr_far_from_zero_in_float32() -> None:
     b = batch()
-    regression = b | {"logits": b["logits"][:, :2], "y": b["features"][:, :2]}
-    cases: list[tuple[Batch, Any, bool]] = [(b, cross_entropy, True), (b, cross_entropy, False)]
-    for given, loss, bias in [*cases, (regression, mse_loss, True)]:
-        variances = []
-        for logits, z, y in zip(*(groups(n, given) for n in ("logits", "features", "y")), strict=True):
-            each = []
-            for n in range(len(y)):
-                output = logits[[n]].requires_grad_()
-                (r,) = torch.autograd.grad(loss(output, y[[n]]), output)
-                each.append(torch.cat([torch.outer(r[0], z[n]).flatten(), *([r[0]] if bias else [])]))
-            variances.append(torch.stack(each).var(0, correction=0))
-        expected = torch.stack(variances).var(0, correction=0).mean()
-        same(fishr(given, loss=loss, bias=bias), expected)
-        kept = FishrVariances(3, WIDTH, given["logits"].shape[1], bias=bias, ema=0.0, dtype=torch.float64)
-        same(fishr(given, loss=loss, variances=kept), expected)
     far = b | {"features": b["features"] + 1000}
     near = {n: v.float() if v.is_floating_point() else v for n, v in far.items()}
     torch.testing.assert_close(fishr(near).double(), fishr(far), rtol=1e-4, atol=0)
-
-
-def test_state_changes_in_training_mode_only() -> None:
-    b, weights = batch(), GroupWeights(3, 0.5)
-    variances = FishrVariances(3, WIDTH, CLASSES, ema=0.5, dtype=torch.float64)
-    calls: list[tuple[nn.Module, Callable[[], Tensor]]] = [
-        (weights, lambda: penalties.group_dro(b["losses"], b["domain"], weights)),
-        (variances, lambda: fishr(b, variances=variances)),
-    ]
-    for state, call in calls:
-        first = call()
-        (kept,) = [buffer.clone() for buffer in state.eval().buffers()]
-        assert call().item() == pytest.approx(call().item())
-        same(next(state.buffers()), kept)
-        state.train()
-        assert call().item() != pytest.approx(first.item())
-        assert (next(state.buffers()) - kept).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("classes", [None, CLASSES])
-def test_the_discriminator_behind_the_reversal(classes: int | None) -> None:
-    """It descends its loss and the features ascend it, λ times as much; DANN's tests have the formula."""
-    torch.manual_seed(4)
-    judge = DomainDiscriminator(WIDTH, DOMAINS, width=8, classes=classes, weight=0.3).double()
-    b = batch()
-    z, y = b["features"].clone().requires_grad_(), None if classes is None else b["y"]
-    reversed_, *own = torch.autograd.grad(judge(z, b["domain"], y), [z, *judge.parameters()])
-    there, *expected = torch.autograd.grad(judge.loss(z, b["domain"], y), [z, *judge.parameters()])
-    same([reversed_, *own], [-0.3 * there, *expected])
-    order = b["domain"].argsort(stable=True)
-    blocks = Blocks([4, 3, 5], torch.tensor([0, 1, 2]))
-    same(judge(z[order], blocks, None if y is None else y[order]), judge(z, b["domain"], y))
 
 
 def test_mixup_of_unequal_domains() -> None:
@@ -239,21 +177,3 @@ def test_mixup_of_unequal_domains() -> None:
     assert own.tolist() == [0, 2, 1, 3]
     assert other.tolist() == [1, 4, 3, 0]
     assert shares.tolist() == pytest.approx([0.5, 0.5, 0.9, 0.1])
-
-
-def test_shares_of_mixup_are_from_a_beta_distribution() -> None:
-    torch.manual_seed(0)
-    drawn = penalties.mixup_shares(20_000, 0.2, torch.device("cpu"))
-    assert float(drawn.mean()) == pytest.approx(0.5, abs=0.02)
-    assert float(drawn.var()) == pytest.approx(1 / (4 * 1.4), rel=0.05)
-
-
-def test_mixed_uint8_images_are_rounded_and_stay_uint8() -> None:
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (6, 3, 4, 4), generator=draw, dtype=torch.uint8)
-    domain, y, shares = torch.tensor([0, 0, 0, 1, 1, 1]), torch.arange(6), torch.tensor([0.3, 0.9])
-    mixed, *_, share = penalties.mixup(x, y, domain, shares=shares)
-    expected = penalties.mixup(x.double(), y, domain, shares=shares)[0]
-    assert mixed.dtype == torch.uint8
-    assert share.dtype == torch.float32
-    assert (mixed.double() - expected).abs().max() <= 0.5 + 1e-4

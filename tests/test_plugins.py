@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal import algorithms, datasets
-from shoal.algorithms import Algorithm, algorithm_class
+from shoal.algorithms import algorithm_class
 from shoal.api.listing import listing
-from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments.store import Store
-from shoal.registry import ALGORITHMS
 
 METHOD = '''
 from typing import Annotated
@@ -123,31 +120,6 @@ def test_list_names_the_package_and_what_is_wrong(installed: Path) -> None:
     assert [each["name"] for each in found.datasets if "package" in each] == ["my-data"]
 
 
-def test_an_entry_point_is_a_class_or_a_module(installed: Path) -> None:
-    assert algorithm_class("my-method").__name__ == "Weighted"
-    assert algorithm_class("My_Module").__name__ == "Last"
-    assert algorithm_class("iga").__module__ == "shoal.algorithms.iga"  # whose name cannot be taken
-    assert algorithms.MyMethod is algorithm_class("my-method")
-    assert str(ALGORITHMS.package_of("my_method")) == "strange-methods 1.5"
-    assert ALGORITHMS.package_of("fish") is None
-    assert len(datasets.load("my_data", copies=3).examples) == 900
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        *(
-            (n, rf"{n}.* of the package strange-methods 1\.5")
-            for n in ("my-broken", "my-number", "my-bad-data")
-        ),
-        ("my-methd", r"Did you mean 'my-method'\?.* my-method"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_package(name: str, message: str, installed: Path) -> None:
-    with pytest.raises(InputError, match=message):
-        (datasets.load if "data" in name else algorithm_class)(name)
-
-
 FEW = {"seeds": 1, "search": 2, "baselines": False, "steps": 4, "device": "cpu", "jobs": 1}
 
 
@@ -178,29 +150,9 @@ def test_a_class_from_a_file_is_compared(method: Path, monkeypatch: pytest.Monke
         algorithm_class(own[0].algorithm)
 
 
-def test_a_file_on_the_command_line(method: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["t.csv", "--label", "ill", "--domain", "site", "--steps", "4", "--device", "cpu"]
-    few = ["--seeds", "1", "--search", "1", "--jobs", "1", "--algorithms", "my_method.py", "erm"]
-    assert main(["compare", *words, *few]) == 0
-    text = capsys.readouterr().out
-    assert " Last " in text
-    assert main(["train", "my_method.py:Weighted", *words, "--settings.weight", "0.5", "--out", "run"]) == 0
-    assert shoal.load("run").predict("t.csv").shape == (90,)
-    assert main(["sweep", "linear", *few, "--steps", "2", "--out", "s"]) == 0
-    assert "\nLast " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["none.py", "my_method.py:Wieghted", "broken.py", "no.such:Method"])
 def test_a_file_that_cannot_be_used(name: str, method: Path) -> None:
     Path("broken.py").write_text("import nothing_at_all")
     with pytest.raises(InputError, match=r"none\.py|Wieghted|broken\.py|no\.such"):
         shoal.compare("t.csv", label="ill", domain="site", algorithms=name)
     assert not Path("shoal-compare").exists()
-
-
-def test_a_class_that_other_processes_cannot_load() -> None:
-    class Local(Algorithm):
-        pass
-
-    with pytest.raises(InputError, match="Put it in a file"):
-        shoal.compare("linear", algorithms=Local)

@@ -1,13 +1,11 @@
-"""What a signature declares is what is checked and searched, whatever a value is."""
+"""What a signature declares is what is checked, whatever a value is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,43 +13,17 @@ from nasty_values import NASTY
 from shoal import datasets as sets
 from shoal import models
 from shoal.errors import InputError
-from shoal.settings import Range, check, checked, choice, log2, log10, search_space, settings
+from shoal.settings import Range, check, settings
 
 
 def declared(
-    rate: Annotated[float, Range(above=0, most=1, search=log10(-3, 0))] = 0.5,
-    size: Annotated[int, Range(1, search=log2(0, 3))] = 3,
+    rate: Annotated[float, Range(above=0, most=1)] = 0.5,
+    size: Annotated[int, Range(1)] = 3,
     start: Annotated[int, Range(0)] | Annotated[float, Range(0, 1)] = 0,
-    limit: Annotated[float | None, Range(0, below=1, search=choice(0.1, None))] = None,
     how: Literal["first", "exact"] = "first",
     names: str | Sequence[str | int] | None = None,
-    flag: bool = True,
-    kinds: Mapping[str, str] | None = None,
     model: torch.nn.Module | None = None,
 ) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "plain"),
-    [
-        *(("rate", value, 0.5) for value in (0.5, np.float32(0.5), Fraction(1, 2), torch.tensor(0.5))),
-        ("rate", 1, 1.0),
-        ("size", np.int64(4), 4),
-        ("start", 1, 1),
-        ("start", 1.0, 1.0),
-        ("limit", None, None),
-        ("how", "exact", "exact"),
-        ("names", ("a", 3), ("a", 3)),
-        ("names", [np.int64(3), "a"], [3, "a"]),
-        ("names", np.array(["a", "b"]), ["a", "b"]),
-        ("flag", np.bool_(False), False),
-        ("kinds", {3: "b"}, {3: "b"}),
-    ],
-)
-def test_what_is_right_comes_out_plain(name: str, value: Any, plain: Any) -> None:
-    found = check(declared, {name: value}, "it")[name]
-    assert found == plain
-    assert type(found) is type(plain)
 
 
 @pytest.mark.parametrize(
@@ -74,26 +46,6 @@ def test_the_nearest_name_is_suggested() -> None:
     for wrong, near in (({"how": "frist"}, "first"), ({"rat": 1}, "rate")):
         with pytest.raises(InputError, match=f"Did you mean '{near}'"):
             check(declared, wrong, "it")
-
-
-def test_the_search_space_is_part_of_the_declaration() -> None:
-    assert search_space(declared) == {
-        "rate": {"default": 0.5, "log10": [-3, 0]},
-        "size": {"default": 3, "log2": [0, 3], "whole": True},
-        "limit": {"default": None, "choice": [0.1, None]},
-    }
-
-
-def test_checked_functions_check_whenever_they_are_called() -> None:
-    @checked
-    def twice(value: Annotated[int, Range(1)], by: float = 2.0) -> float:
-        return value * by
-
-    assert twice(2, by=np.float32(3)) == 6.0
-    with pytest.raises(InputError, match=r"value must .*got 0"):
-        twice(0)
-    with pytest.raises(InputError, match="option of twice: 'buy'"):
-        twice(1, buy=2)  # type: ignore[call-arg]
 
 
 def test_no_option_of_a_model_or_dataset_ends_in_a_traceback() -> None:

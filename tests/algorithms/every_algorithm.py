@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import shoal
 from shoal.algorithms import Algorithm, build
@@ -54,19 +53,6 @@ def network(
 def network_of(kind: str) -> FeatureModel:
     """One hidden layer and a linear head, whose outputs have the shape of the task."""
     return network(OUTPUTS[kind], norm=False)
-
-
-class Halves(Dataset):
-    """The toy's examples as {"left": …, "right": …}, through no tensor interface."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, i: int) -> Any:
-        return {"left": self.x[i, :2], "right": self.x[i, 2:]}, self.y[i]
 
 
 class Joined(nn.Module):

@@ -8,7 +8,6 @@ from torch.nn.functional import cross_entropy
 import shoal
 from algorithms.test_formulas import ADAM, SGD, S, blocks, close, meta, network, on
 from references import family
-from shoal.algorithms.pgrad import principal_direction
 from shoal.errors import InputError
 from shoal.gradients import agr_rand, agr_sum
 
@@ -72,17 +71,6 @@ def test_hessian_alignment(form: str) -> None:
     wanted = after(model, list(torch.autograd.grad(loss, list(model.parameters()))))
     step("hessian-alignment", model, form=form, **weights)
     close(list(model.parameters()), wanted)
-
-
-def test_principal_direction() -> None:
-    points = torch.randn(7, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for count in (1, 4):
-        close(
-            principal_direction(points, count),
-            torch.from_numpy(family.principal_update(points.numpy(), count)),
-        )
-    still = torch.ones(3, 5, dtype=torch.float64)
-    assert torch.equal(principal_direction(still, 4), torch.zeros(5, dtype=torch.float64))
 
 
 def test_pgrad_follows_its_trajectory() -> None:

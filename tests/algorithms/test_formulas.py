@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain, permutations, repeat
 from typing import Any
 
@@ -257,20 +256,6 @@ class TestFormulas:
             pair.take(blocks(step, regression=True), step)
         pair.check()
 
-    def test_the_order_of_the_domains_and_a_step_that_is_a_tensor(self, case: str) -> None:
-        """A CUDA graph is made of a step whose number is a tensor."""
-        pair, again = Pair(case, SGD), Pair(case, SGD)
-        pair.take(blocks(0)[::-1], 0)
-        pair.check()
-        torch.manual_seed(1)
-        pair.engine.step(meta(blocks(1)), 1)
-        torch.manual_seed(0)
-        again.take(blocks(0)[::-1], 0)
-        torch.manual_seed(1)
-        again.engine.step(meta(blocks(1)), torch.tensor(1))
-        if not case.startswith("mixup"):  # which has drawn other numbers
-            close(again.algorithm.state_dict(), pair.algorithm.state_dict())
-
 
 @pytest.mark.parametrize("case", SINGLE)
 def test_steps_of_single_examples(case: str) -> None:
@@ -351,12 +336,6 @@ class TestIDGM:
         found: list[Tensor] = algorithm.gradient(meta(blocks()), engine, 0)[0]
         return found
 
-    def test_the_term_starts_late(self) -> None:
-        late: dict[str, Any] = {"start": 2, "gamma": 5.0}
-        assert equal(trained("idgm", SGD, 2, **late), trained("idgm", SGD, 2, gamma=0.0))
-        assert not equal(trained("idgm", SGD, 3, **late), trained("idgm", SGD, 3, gamma=0.0))
-        close(trained("idgm", SGD, 3, gamma=0.0), erm(3, SGD))
-
 
 NO_PENALTY = [
     *((name, {"weight": 0.0, "start": 0}) for name in ("irm", "vrex", "fishr", "coral", "mmd")),
@@ -413,21 +392,6 @@ class TestSchedules:
         for step in range(4):
             pair.take(blocks(step), step)
         pair.check()
-
-    def test_a_fraction_is_of_the_training(self) -> None:
-        model = network()
-        made = build("coral", model, cross_entropy, Task(3, 3, steps=100), start=0.29, ramp=0.1)
-        assert (made.schedule.start, made.schedule.ramp) == (29, 10)
-        assert build("coral", model, cross_entropy, Task(3, 3), start=0.1).schedule.start == 500
-
-
-class TestStateOfDomains:
-    def test_blocks_that_mix_domains_go_by_their_place(self) -> None:
-        algorithm, engine = on("fishr", network(), SGD, start=0)
-        batch = meta(blocks())
-        places = torch.repeat_interleave(torch.arange(S), torch.tensor(batch.sizes))
-        engine.step(replace(batch, domain=places), 0)
-        assert algorithm.variances.smoothed.any(1).tolist() == [True, True, True, False, False]
 
 
 def test_both_passes_of_sagm_draw_their_own_dropout_masks() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_formulas import Maker, blocks, equal, meta, network, on, trained
+from test_formulas import Maker, blocks, network, trained
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -75,17 +75,3 @@ def test_nothing_to_search_is_the_mean_of_the_losses(settings: dict[str, Any]) -
     torch.testing.assert_close(found, trained("erm-by-domain", MOMENTUM, 5), rtol=1e-10, atol=1e-10)
     made = build("gga", network(), cross_entropy, Task(3, 3, steps=5001))
     assert (made.first, made.end) == (100, 200)
-
-
-def test_trials_change_neither_buffers_nor_random_numbers() -> None:
-    """All have the same dropout masks, and BatchNorm's statistics move by the step alone."""
-    settings: dict[str, Any] = WIDE | {"start": 0, "radius": 0.0}
-    model, plain = network(norm=True), network(norm=True)
-    _, engine = on("gga", model, MOMENTUM, **settings)
-    _, other = on("gga", plain, MOMENTUM, **settings | {"length": 0})
-    torch.manual_seed(0)
-    engine.step(meta(blocks(0)), 0)
-    torch.manual_seed(0)
-    torch.randint(2**62, (6,))
-    other.step(meta(blocks(0)), 0)
-    assert equal(model.state_dict(), plain.state_dict())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 import shoal
 from shoal import datasets
 from shoal.data.images import MEAN, STD, ImageFiles, image_frame
-from shoal.data.loader import MetaBatchLoader
-from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 
 RED = (200, 40, 10)
@@ -49,62 +45,7 @@ def pixels(path: Path, size: int) -> np.ndarray:
     return 255 * (x * np.array(STD) + np.array(MEAN))
 
 
-def touch(root: Path, *places: str) -> None:
-    for place in places:
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).touch()
-
-
-# Which there are
-
-
-def test_folders_are_read_in_natural_order(tmp_path: Path) -> None:
-    """Numbers by their value; other files and missing classes are mentioned once, hidden files never."""
-    plant(tmp_path, each=1)
-    for old, new in (("a", "9"), ("b", "10"), ("c", "1")):
-        (tmp_path / old).rename(tmp_path / new)
-    (tmp_path / "1" / "kind 0").rename(tmp_path / "1" / "kind 10")
-    touch(tmp_path, "10/kind 0/notes.txt", "9/kind 0/.x.jpg", "1/kind 1/Thumbs.db")
-    with pytest.warns(UserWarning, match=r"ignored|no image") as caught:
-        data = datasets.load("image-folder", folder=str(tmp_path), size=16)
-    names = [os.path.relpath(p, tmp_path) for p in data.examples.paths]  # type: ignore[attr-defined]
-    assert names == [
-        f"{d}/kind {c}/0.jpg" for d, c in (("1", 1), ("1", 10), ("9", 0), ("9", 1), ("10", 0), ("10", 1))
-    ]
-    assert data.class_names == ("kind 0", "kind 1", "kind 10")
-    assert data.splits["test"].names == ("10",)  # the last in natural order
-    first, second = (str(w.message) for w in caught)
-    assert "notes.txt' are ignored" in first
-    assert "no image of class 'kind 0' in '1', 'kind 10' in '9'" in second
-
-
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [
-        (["train/oslo/x/a.jpg", "test/oslo/x/a.jpg"], r"test/, train/ .* look like splits"),
-        (["oslo/a.jpg"], "no image in the class folders of .*oslo"),
-        ([], "there is no image in the class folders"),
-        (None, "cannot be read: No such file"),
-    ],
-)
-def test_wrong_folders_are_named(places: list[str] | None, message: str, tmp_path: Path) -> None:
-    touch(tmp_path, *(places or ()))
-    with pytest.raises(InputError, match=message):
-        datasets.load("image-folder", folder=str(tmp_path if places is not None else tmp_path / "nowhere"))
-
-
 # Decoding
-
-
-@pytest.mark.parametrize("kind", ["P", "L", "1", "RGB", "CMYK jpg", "L jpg", "RGB webp", "RGB bmp"])
-def test_every_mode_becomes_rgb(kind: str, tmp_path: Path) -> None:
-    mode, _, ending = kind.partition(" ")
-    colour = (255, 255, 255) if mode in ("L", "1") else RED
-    path = tmp_path / f"a.{ending or 'png'}"
-    Image.new("RGB", (40, 30), colour).convert(mode).save(path)
-    found = pixels(path, 16)
-    assert found.shape == (16, 16, 3)
-    assert np.abs(found - colour).max() < 12  # JPEGs are only near it
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
@@ -139,18 +80,6 @@ def test_a_file_that_would_start_another_program_is_not_opened(
     monkeypatch.setattr("subprocess.Popen", lambda *args, **options: pytest.fail("a program was started"))
     with pytest.raises(InputError, match="not a supported image format"):
         only(tmp_path / "a.jpg")[0]
-
-
-def test_wrong_options_and_missing_libraries_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(InputError, match=r"size of ImageFiles must be at least 8, got 4"):
-        only(tmp_path / "a.png", size=4)
-    with pytest.raises(InputError, match="bad of ImageFiles must be 'stop' or 'skip', got 'skp'"):
-        only(tmp_path / "a.png", bad="skp")
-    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
-    with pytest.raises(InputError, match=r"not installed: pip install 'shoal\[images\]'"):
-        only(tmp_path / "a.png")
 
 
 # Augmentation
@@ -191,20 +120,6 @@ def test_augmented_validation_depends_on_seed_and_place(folder: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_batches_depend_on_seed_and_step_only(data: Any) -> None:
-    """Not on the number of workers, or where a loader begins."""
-    sampler = DomainBatchSampler(data.splits["train"], 3, 2, steps=6, seed=5)
-
-    def batches(examples: Any, workers: int = 0, start: int = 0) -> list[Tensor]:
-        return [b.x for b in MetaBatchLoader(examples, sampler, workers=workers, start=start, stop=6)]
-
-    alone = batches(data.examples)
-    for found in (batches(data.examples, 2), [*alone[:4], *batches(data.examples, start=4)]):
-        for a, b in zip(alone, found, strict=True):
-            torch.testing.assert_close(a, b)
-    assert not torch.equal(alone[0], alone[1])
-
-
 # Broken files
 
 
@@ -240,15 +155,6 @@ def test_a_skipped_image_gives_way_to_the_next_of_its_domain(broken: Path) -> No
         x, label = examples[at]
     assert torch.equal(x, examples[names.index(("a", "kind 1", "2.jpg"))][0])
     assert label == 1
-    with pytest.warns(UserWarning, match="is skipped") as caught:  # none of its class is left: the first
-        x, label = examples[at + 2]
-    assert (len(caught), label) == (3, 0)
-    assert torch.equal(x, examples[0][0])
-    for path in (broken / "a").glob("*/*.jpg"):
-        path.unlink()
-        path.touch()
-    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(InputError, match="nor can any other"):
-        examples[0]
 
 
 def test_copies_are_one_image_and_never_on_two_sides(tmp_path: Path) -> None:

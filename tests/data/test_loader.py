@@ -60,18 +60,6 @@ def test_tensors_are_gathered_as_planned(draw: Any, share: tuple[int, int]) -> N
             assert block.weight is not None
 
 
-def test_a_batch_is_cut_and_merged() -> None:
-    x = {"a": torch.arange(9.0), "b": (torch.zeros(9, 2),)}
-    batch = MetaBatch(x, torch.arange(9), torch.tensor([4] * 5 + [2] * 4), (5, 4))
-    assert (len(batch), batch.ids.tolist(), tuple(batch.blocks.sizes)) == (9, [4, 2], (5, 4))
-    first, second = batch.pieces(2)
-    assert (first.sizes, second.sizes) == ((3, 2), (2, 2))
-    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 2, 5, 6], [3, 4, 7, 8])
-    assert (first.x["a"].tolist(), first.x["b"][0].shape) == ([0, 1, 2, 5, 6], (5, 2))
-    assert batch.merged().sizes == (9,)
-    assert batch.pieces(1)[0] is batch
-
-
 def test_any_number_of_workers_gives_the_same_batches() -> None:
     def run(workers: int) -> list[MetaBatch]:
         loader = MetaBatchLoader(Items(), readable(), workers=workers, start=2, stop=6)
@@ -106,16 +94,6 @@ def test_shares_make_up_the_batch(workers: int) -> None:
                 assert all(torch.equal(a, b[n::3]) for a, b in pairs)
 
 
-def test_the_users_random_numbers_are_left_alone() -> None:
-    loader = iter(MetaBatchLoader(Items(), readable(), stop=3))
-    next(loader)  # a DataLoader takes one number from torch when its iteration starts
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    next(loader)
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert np.array_equal(before[1], np.random.get_state()[1])
-    assert before[2] == random.getstate()
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_failing_example_is_named(workers: int) -> None:
     with pytest.raises(InputError, match=r"^example 39 of the dataset cannot be read: OSError: trunc"):
@@ -126,10 +104,6 @@ def test_refused() -> None:
     data = TensorData(torch.zeros(40, 1), torch.zeros(40))
     with pytest.raises(InputError, match="start=3, stop=2"):
         MetaBatchLoader(data, sampler(), start=3, stop=2)
-    with pytest.raises(InputError, match="workers=-1"):
-        MetaBatchLoader(data, sampler(), workers=-1, stop=2)
-    with pytest.raises(InputError, match="__getitem__"):
-        MetaBatchLoader(iter([]), sampler(), stop=2)  # type: ignore[arg-type]
     three = TensorDataset(*[torch.zeros(40)] * 2, torch.arange(40))
     for workers in (0, 1):  # an error in a worker reads as any other
         with pytest.raises(InputError, match=r"^an item of the dataset must be a pair .*3 parts"):

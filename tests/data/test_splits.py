@@ -69,15 +69,6 @@ def test_each_domain_gives_its_share(share: float) -> None:
     assert members(other)["d"] != members(held)["d"]
 
 
-def test_many_tiny_domains_give_their_share_together() -> None:
-    domains = Domains.from_labels(np.arange(9000) // 3)
-    rest, held = hold_out_examples(domains, 0.1, seed=0)
-    assert len(held.indices) == 900
-    assert len(rest) == 3000
-    spread = np.diff(np.array([int(name) for name in held.names]))
-    assert len(set(spread.tolist())) > 5  # which domains give is not a regular pattern
-
-
 @settings(max_examples=40, deadline=None)
 @given(overlapping, st.lists(st.integers(0, 5), min_size=16, max_size=16), st.integers(0, 99))
 def test_entities_stay_on_one_side(domains: Domains, entities: list[int], seed: int) -> None:
@@ -108,10 +99,7 @@ TWO = Domains.from_sizes({"a": 1, "b": 9})
     [
         (lambda: held_out_names(["c"], ["a", "b"]), "unknown domain 'c'"),
         (lambda: held_out_names(["a", "b"], ["a", "b"]), "all 2 domains are held out"),
-        (lambda: held_out_names(["a"], ["a"]), "only one domain"),
         (lambda: hold_out_domains(TWO, ["a", "b"]), "2 of 2 domains"),
-        (lambda: hold_out_domains(TWO, []), "0 of 2 domains"),
-        (lambda: hold_out_domains(TWO, "c"), "unknown domain"),
         (lambda: hold_out_examples(TWO, 1.5, 0), r"share must be .* got 1\.5"),
         (lambda: hold_out_examples(Domains.from_labels(range(9)), 0.5, 0), "too few to hold out"),
     ],

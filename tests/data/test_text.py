@@ -55,20 +55,12 @@ def corrupt(tiny: str, place: Path, damage: str) -> str:
     load_tokenizer(tiny).save_pretrained(place)
     path = place / "tokenizer.json"
     content = json.loads(path.read_text())
-    if damage == "not JSON":
-        path.write_text(path.read_text()[:-200])
-        return str(place)
-    if damage == "negative":
-        content["model"]["vocab"] = dict.fromkeys(content["model"]["vocab"], -5)
-    elif damage == "text for numbers":
-        content["model"]["vocab"] = dict.fromkeys(content["model"]["vocab"], "x")
-    elif damage == "a list":
-        content["model"]["vocab"] = [1, 2, 3]
-    path.write_text(json.dumps(content))
+    content["model"]["vocab"] = dict.fromkeys(content["model"]["vocab"], -5)
+    path.write_text(path.read_text()[:-200] if damage == "not JSON" else json.dumps(content))
     return str(place)
 
 
-@pytest.mark.parametrize("damage", ["not JSON", "negative", "text for numbers", "a list"])
+@pytest.mark.parametrize("damage", ["not JSON", "negative"])
 def test_a_strangers_tokenizer_with_a_broken_vocabulary(damage: str, tiny: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the tokenizer of .* cannot be loaded") as error:
         load_tokenizer(corrupt(tiny, tmp_path / "m", damage))

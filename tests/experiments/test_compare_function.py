@@ -63,6 +63,22 @@ def test_data_in_memory_are_written_once_and_the_result_shows_and_saves_itself(
         assert (found.folder / f"comparison.{name}").read_text().startswith(begin)
 
 
+def test_the_default_folder_is_named_after_the_data() -> None:
+    """A changed file, and one of the same name elsewhere, have another."""
+    folders, few = [], {**OF_TABLE, **FEW, "algorithms": "erm", "held_out": "oslo"}
+    for name in ("a/patients.csv", "b/patients.csv"):
+        Path(name).parent.mkdir()
+        folders += [shoal.compare(table(Path(name), rows=160 + len(folders)), **few).folder]
+    assert folders[0] != folders[1]
+    assert all(folder.match("shoal-compare/patients-????????") for folder in folders)
+    with pytest.raises(InputError, match=r"^out: .*comparison of 'patients.csv'"):
+        shoal.compare("linear", **{**FEW, "algorithms": "erm"}, out=folders[0])
+    with pytest.raises(InputError, match=r"^out: .*comparison"):
+        shoal.sweep("linear", algorithms="erm", out=folders[0])
+    with pytest.raises(InputError, match=r"^out: .*comparison"):
+        shoal.diagnose("a/patients.csv", **OF_TABLE, out=folders[0], progress=False)
+
+
 @pytest.mark.parametrize(
     ("data", "option", "named"),
     [
@@ -72,6 +88,7 @@ def test_data_in_memory_are_written_once_and_the_result_shows_and_saves_itself(
         (None, {"metric": "mse"}, "mse"),
         (None, {"held_out": "olso"}, "'olso'.*'oslo'"),
         (None, {"data_options": {"held_out": "oslo"}}, "^held_out"),
+        (None, {"algorithms": "majority"}, "^algorithms: 'majority' is a baseline"),
         (None, {"algorithms": "fish:regruped"}, "'regruped'.*'regrouped'"),
         (None, {"budget": 1e-3, "baselines": True}, "^budget"),
     ],

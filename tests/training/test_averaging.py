@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim.swa_utils import update_bn
 
 import shoal
 from references import swad as naive
-from shoal.training.averaging import SWAD, make_average, refresh_batchnorm
+from shoal.training.averaging import SWAD
 from training import finetuning
 
 SHAPES: list[tuple[int, ...]] = [(3, 2), (), (0, 4), (5,)]
@@ -50,70 +48,6 @@ def close(a: Any, b: Sequence[Tensor], tolerance: float = 1e-12) -> None:
         torch.testing.assert_close(x.double(), y, rtol=tolerance, atol=tolerance)
 
 
-def same(a: Any, b: Any) -> bool:
-    return all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a or [], b or [], strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_means_are_their_formulas(dtype: torch.dtype) -> None:
-    """Half-precision weights are averaged in float32."""
-    weights, tolerance = path(60, dtype), 1e-12 if dtype == torch.float64 else 1e-5
-    for start in (1, 7, 60):
-        average: Any = make_average(f"sma:{start}", 60)
-        for step, now in enumerate(weights, 1):
-            average.update(step, now)
-            assert average.started == (step >= start)
-            if step >= start:
-                close(average.mean()["tensors"], mean_of(weights[start - 1 : step]), tolerance)
-                assert (average.mean()["first"], average.mean()["last"]) == (start, step)
-    ema: Any = make_average("ema:0.9", 60)
-    for step, now in enumerate(weights, 1):
-        ema.update(step, now)
-        close(ema.mean()["tensors"], exponential(weights[:step], 0.9), 10 * tolerance)
-    assert {w.dtype for w in ema.mean()["tensors"]} == {torch.float32 if dtype != torch.float64 else dtype}
-
-
-def test_the_average_of_the_released_erm_plus_plus() -> None:
-    """By its update rule, whose counter is one ahead: the first step counts twice."""
-    weights, average = path(40), make_average("online-sma:10", 40)
-    released, count = None, 0
-    assert average is not None
-    for step, now in enumerate(weights, 1):
-        average.update(step, now)
-        if step < 10:
-            assert average.mean() is None
-            continue
-        count += 1
-        released = now if step == 10 else released  # it shares memory with the weights until then
-        released = [(k * count + q) / (1 + count) for k, q in zip(released or [], now, strict=True)]
-        close(average.mean()["tensors"], released)
-
-
-def test_batchnorm_of_the_averaged_network_is_tracked_online() -> None:
-    """As of a second network in training mode that passes every batch after the step."""
-    model = finetuning.network(nn.BatchNorm1d(6))
-    second, params, draw = copy.deepcopy(model), list(model.parameters()), torch.Generator().manual_seed(0)
-    average: Any = make_average("online-sma:3", 8)
-    average.state["buffers"] = [b.clone() for b in model.buffers()]
-    for step in range(1, 9):
-        x = torch.randn(7, 4, generator=draw).double() + step
-        model(x).sum().backward()
-        with torch.no_grad():
-            for p in params:
-                p -= 0.1 * p.grad
-        average.update(step, params)
-        average.track(model, params, x)
-        mean = average.mean()["tensors"] if average.started else params
-        for p, q in zip(second.parameters(), mean, strict=True):
-            p.data = q.detach().clone()
-        second(x)
-        for mine, theirs, own in zip(
-            average.state["buffers"], second.buffers(), model.buffers(), strict=True
-        ):
-            torch.testing.assert_close(mine, theirs)
-            assert step < 4 or own.ndim == 0 or not torch.equal(mine, own)
-
-
 # SWAD
 
 
@@ -142,33 +76,6 @@ def test_swad_weighs_the_steps_of_many_trainings_as_the_naive_form_does() -> Non
         assert len(average.state["queue"]) <= options[1]
         kinds.add((average.started, average.done))
     assert kinds == {(True, True), (True, False), (False, False)}
-
-
-# BatchNorm
-
-
-def test_refresh_leaves_frozen_layers_dropout_and_random_numbers_alone() -> None:
-    draw = torch.Generator().manual_seed(0)
-    inputs = [2 * torch.randn((6, 3)[i % 2], 3, generator=draw) + i for i in range(4)]
-    torch.manual_seed(0)
-    layers = nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4), nn.BatchNorm1d(4)
-    model = nn.Sequential(*layers)
-    model(inputs[0])
-    model[1].eval()
-    reference, dropout = copy.deepcopy(model), nn.Dropout(0.5)
-    modes: list[bool] = []
-    dropout.register_forward_pre_hook(lambda m, _: modes.append(m.training))
-    random = torch.get_rng_state()
-    refresh_batchnorm(nn.Sequential(dropout, *model), inputs)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert (modes, dropout.training, model[4].momentum) == ([False] * 4, True, 0.1)
-    # Its statistics are also what it normalised with.
-    update_bn([reference[:4](x).detach() for x in inputs], reference[4])
-    torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=0, atol=0)
-    with pytest.raises(RuntimeError):
-        refresh_batchnorm(model, [inputs[0], torch.ones(4, 7)])
-    assert [m.training for m in model] == [True, False, True, True, True]
-    refresh_batchnorm(nn.Linear(3, 2), iter(()))  # nothing to do
 
 
 # Whole trainings
@@ -211,13 +118,6 @@ def test_the_model_holds_the_mean_and_the_record_says_of_what(algorithm: str, av
     torch.testing.assert_close(model.features[1].running_mean, z.mean(0), rtol=0, atol=1e-10)
     x, y = given.examples.batch(torch.from_numpy(given.splits["test"].examples()).long())  # type: ignore[attr-defined]
     assert run.scores("test").loss == pytest.approx(cross_entropy(run.model(x), y).item(), rel=1e-6)
-
-
-def test_averaging_does_not_touch_the_training_and_the_ratio_moves_its_end() -> None:
-    (_, one), (_, other), (_, third) = training(None), training("sma:3"), training("online-sma:3")
-    assert all(same(a, b) and same(a, c) for a, b, c in zip(one, other, third, strict=True))
-    ends = [training(f"swad:{ratio}", steps=60)[0].last.step for ratio in (1.01, 1.3, 3.0)]
-    assert ends[0] < ends[1] < ends[2] <= 60
 
 
 def test_swad_without_a_start() -> None:

@@ -5,28 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import shoal
 from shoal.errors import InputError
 from shoal.training.callbacks import Callback, State
+from training import finetuning
 
 EVENTS = ("on_start", "before_step", "on_step", "on_log", "on_evaluate", "on_checkpoint", "on_end")
 
 
-def domain(number: int) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(number)
-    y = torch.arange(40) % 2
-    return torch.randn(40, 3, generator=draw) + y[:, None], y
-
-
 def fit(**options: Any) -> shoal.Fit:
-    base: dict[str, Any] = {"steps": 6, "batch_size": 4, "device": "cpu", "progress": False}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-    data = {"a": domain(0), "b": domain(1)}
-    return shoal.fit("fish", model, data, validation={"v": domain(2)}, eval_every=3, **base | options)
+    return finetuning.fit("fish", **{"steps": 6, "batch_size": 4} | options)
 
 
 class Watch(Callback):
@@ -97,11 +86,6 @@ def test_one_that_raises_is_named_and_the_run_can_be_resumed(tmp_path: Path, eve
     resumed = fit(callbacks=[again], folder=tmp_path, resume=True, checkpoint_every=1)
     torch.testing.assert_close(fit().model.state_dict(), resumed.model.state_dict(), rtol=0, atol=0)
     assert again.steps == 6  # what it remembers is in the checkpoint
-
-
-def test_an_error_in_the_end_does_not_hide_the_first() -> None:
-    with pytest.raises(InputError, match="first"):
-        fit(callbacks=[Watch(("on_step", 2), "first"), Watch(("on_end", 2), "second")])
 
 
 def test_what_is_no_callback_is_refused() -> None:

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
-from torch.optim import lr_scheduler
 
 import shoal
 from shoal.errors import InputError
 from shoal.gradients import pcgrad
-from shoal.models import FeatureModel, parameter_groups
 from shoal.training.callbacks import Callback, State
 
 META_LR = 0.3
@@ -147,36 +145,6 @@ def test_learning_rates_as_by_hand(algorithm: str, head_lr: float | None, decay:
     assert (config["lr"], config["head_lr"], config["layer_decay"]) == (0.05, head_lr, decay)
 
 
-def test_public_groups_are_the_same() -> None:
-    model = Net()
-    found = parameter_groups(model, 0.05, head_lr=0.2, layer_decay=0.5, x=TRAIN["d0"][0])
-    for one, other in zip(found, groups_of(model, 0.05, 0.2, 0.5), strict=True):
-        assert one["lr"] == other["lr"]
-        assert list(map(id, one["params"])) == list(map(id, other["params"]))
-    frozen = FeatureModel(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
-    (group,) = parameter_groups(frozen, 0.1, layer_decay=0.5)
-    assert list(map(id, group["params"])) == list(map(id, frozen.head.parameters()))
-
-
-def test_an_optimizer_function_with_groups_and_a_schedule() -> None:
-    seen: list[list[tuple[float, float]]] = []
-
-    class Watch(Callback):
-        def on_step(self, state: State) -> None:
-            seen.append([(round(g["lr"], 10), g["weight_decay"]) for g in state.optimizer.param_groups])
-
-    def make(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        params = list(params)
-        flat = {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0, "lr": 0.2}
-        return torch.optim.SGD([{"params": [p for p in params if p.ndim > 1]}, flat], 0.4, weight_decay=0.1)
-
-    model = FeatureModel(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)).double()
-    options: dict[str, Any] = {"head_lr": 1.0, "layer_decay": 0.5, "steps": 2, "callbacks": [Watch()]}
-    fit("fish", model, optimizer=make, schedule=lambda o: lr_scheduler.StepLR(o, 1, gamma=0.1), **options)
-    assert seen[0] == [(0.02, 0.1), (0.1, 0.1), (0.01, 0.0), (0.1, 0.0)]
-    assert seen[1] == [(0.002, 0.1), (0.01, 0.1), (0.001, 0.0), (0.01, 0.0)]
-
-
 @pytest.mark.parametrize("option", ["head_lr", "layer_decay", "l2_sp"])
 def test_a_model_without_a_head(option: str) -> None:
     model = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()).double()
@@ -231,16 +199,3 @@ def test_miro_as_by_hand(algorithm: str, accumulate: int) -> None:
     by_hand(algorithm, other, torch.optim.SGD(groups, 0.05), batches.found, loss=loss)
     assert_same(model, other)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def test_miro_of_images_where_features_and_head_are_called_apart() -> None:
-    body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 3), nn.AdaptiveAvgPool2d(1))
-    model = FeatureModel(nn.Sequential(body, nn.Flatten()), nn.Linear(6, 2)).double()
-    train = {name: (torch.randn(24, 2, 8, 8).double(), y) for name, (_, y) in TRAIN.items()}
-    run = shoal.fit("coral", model, train, steps=2, batch_size=6, miro=0.3, device="cpu", progress=False)
-    miro: Any = run.algorithm.miro
-    assert [tuple(v.shape) for v in miro.variances] == [(1, 4, 1, 1), (1, 6, 1, 1)]
-    with pytest.raises(InputError, match=r"miro: 0.3 cannot be used"):
-        fit("idgm", Net(), miro=0.3)
-    with pytest.raises(InputError, match=r"miro=0\.3"):
-        fit("erm", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double(), miro=0.3)

@@ -14,9 +14,8 @@ from scipy.stats import pearsonr
 from sklearn import metrics as sk
 
 from shoal.data import Domains
-from shoal.errors import InputError
 from shoal.training import metrics
-from shoal.training.metrics import METRICS, Outcome, choose_metrics, metric
+from shoal.training.metrics import METRICS, Outcome
 
 TIGHT: dict[str, Any] = {"rel": 1e-12, "abs": 1e-12}
 ONE = Domains.from_sizes({"all": 1})
@@ -153,32 +152,3 @@ def test_a_group_without_a_score_never_decides(order: list[str]) -> None:
     for values in ((0.4, math.nan, 0.8), (math.nan, 0.4, 0.8), (0.4, 0.8, None)):
         assert metrics.mean_over_domains("accuracy", values) == pytest.approx(0.6)
     assert math.isnan(metrics.mean_over_domains("mse", (0.4, math.nan)))
-
-
-def test_names_tasks_and_what_selects() -> None:
-    assert metric("auc") is METRICS["AUC"]
-    lower = {"mse", "worst-group mse", "MAE", "class MAE", "loss"}
-    assert {name for name, m in METRICS.items() if not m.higher} == lower
-    with pytest.raises(InputError, match=r"metric 'worst group acuracy'\. Did you mean 'worst-group acc"):
-        metric("worst group acuracy")
-    with pytest.raises(InputError, match=r"'Pearson r' is for regression, and this is classification; .*AUC"):
-        choose_metrics("Pearson r", (), "classification")
-    measures = ("macro F1", "accuracy")
-    every, selects = choose_metrics(None, measures, "classification")
-    assert ([m.name for m in every], selects) == (["macro F1", "accuracy"], METRICS["macro F1"])
-    assert choose_metrics("accuracy", measures, "classification")[1] is None  # the domain mean
-    every, selects = choose_metrics("auc", ("macro F1",), "classification")
-    assert ([m.name for m in every], selects) == (["AUC", "macro F1"], METRICS["AUC"])
-
-
-def test_a_function_of_the_users() -> None:
-    def spread(output: Any, y: Any, groups: Domains) -> float:
-        return float(np.ptp([output[groups.indices_of(g)].mean() for g in range(len(groups))]))
-
-    found = outcome(3)
-    assert metric(spread)(found) == spread(found.output, found.y, found.groups) > 0
-    assert metric(spread).higher
-    spread.higher_is_better = False  # type: ignore[attr-defined]
-    assert not metric(spread).higher
-    with pytest.raises(InputError, match="metric 'lambda' must return a number, got 'good'"):
-        metric(lambda *_: "good")(found)  # type: ignore[arg-type, return-value]

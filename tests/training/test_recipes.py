@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 import shoal
 from shoal.data import DomainData
 from shoal.errors import InputError
-from shoal.experiments.record import RunRecord
 from shoal.training.averaging import interpolate
 from shoal.training.callbacks import Callback, CallbackError, State
 from shoal.training.options import complete
@@ -109,48 +107,6 @@ def test_lp_ft_as_two_loops_by_hand(algorithm: str, loop: Any) -> None:
     assert [p.step for p in run.warm_up] == [7]
 
 
-class Look(Callback):
-    """What is frozen and in which mode, in the stage of a warm start."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[bool, ...]] = []
-        self.after: dict[str, Tensor] = {}
-
-    def on_step(self, state: State) -> None:
-        model: Any = state.model
-        if state.stage == "warm start":
-            grads = {p.requires_grad for p in model.features.parameters()}
-            modes = {m.training for m in model.features.modules()}
-            self.seen.append((*grads, *modes, model.head.training))
-            self.after = {k: v.clone() for k, v in model.state_dict().items()}
-
-
-@pytest.mark.parametrize("warm", ["head:6", "head-train:6"])
-def test_the_rest_is_frozen_and_its_statistics_move_in_training_mode_only(warm: str) -> None:
-    look, model = Look(), network(nn.BatchNorm1d(6), dropout=0.5)
-    model.features[0].bias.requires_grad_(False)  # type: ignore[index, union-attr]
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    run = fit("fish", model, warm_start=warm, eval_every=2, callbacks=[look])
-    assert look.seen == [(False, warm == "head-train:6", True)] * 6  # also after evaluations
-    changed = {k for k, v in before.items() if not torch.equal(v, look.after[k])}
-    moved = {f"features.1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")}
-    assert changed == {"head.weight", "head.bias"} | (moved if warm == "head-train:6" else set())
-    frozen_before = [n for n, p in run.model.named_parameters() if not p.requires_grad]
-    assert frozen_before == ["features.0.bias"]
-    assert not torch.equal(run.model.features[0].weight, before["features.0.weight"])  # type: ignore[index]
-
-
-def test_without_a_head_to_train() -> None:
-    frozen_head = network()
-    frozen_head.head.requires_grad_(False)
-    with pytest.raises(InputError, match="no parameter that requires a gradient"):
-        fit("erm", frozen_head, warm_start="head:3")
-    model = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()).double()
-    train: Any = {"a": (torch.randn(9, 1, 4).double(), torch.arange(9) % 2)}
-    with pytest.raises(InputError, match=r"warm_start.*no head"):
-        shoal.fit("erm", model, train, steps=2, warm_start="head:3", progress=False)
-
-
 # WiSE-FT
 
 
@@ -210,23 +166,6 @@ def test_alpha_chosen_on_validation_and_kept_by_a_retraining(turned: bool) -> No
     assert_close(again.model, interpolate(network().state_dict(), end.state_dict(), best))
 
 
-def test_wise_ft_of_averaged_weights_and_of_batchnorm() -> None:
-    for average in ("sma", "swad"):
-        options: dict[str, Any] = {"average": average, "eval_every": 1}
-        end, run = fit("fish", **options), fit("fish", wise_ft=0.6, **options)
-        assert_close(run.model, interpolate(network().state_dict(), end.model.state_dict(), 0.6))
-        assert run.rule == f"{end.rule}, interpolated by 0.6 from the start"
-
-    def trained(**options: Any) -> Any:
-        return fit("erm", network(nn.BatchNorm1d(6)), select="last", **options).model
-
-    assert_close(trained(wise_ft=1.0), trained())
-    assert_close(trained(wise_ft=0.0), network(nn.BatchNorm1d(6)))
-    half = trained(wise_ft=0.5)  # between the ends, statistics are computed anew
-    x, _ = data().examples.batch(torch.from_numpy(data().splits["train"].examples()).long())  # type: ignore[attr-defined]
-    torch.testing.assert_close(half.features[1].running_mean, half.features[0](x).mean(0), rtol=0, atol=1e-10)
-
-
 # Retraining
 
 
@@ -242,66 +181,6 @@ def test_retrained_as_a_run_on_all_examples(algorithm: str, loop: Any, turned: b
     assert_close(run.model, by_hand)
     assert (run.selected.step, run.history) == (steps, search.history)
     assert run.accuracy("test") == pytest.approx(accuracy(by_hand, data(turned), "test"))
-
-
-@LOOPS
-@pytest.mark.parametrize("average", ["sma", "swad"])
-def test_a_retraining_averages_over_the_same_steps(algorithm: str, loop: Any, average: str) -> None:
-    options: dict[str, Any] = {"average": average, "eval_every": 1, "steps": 20}
-    turned = average == "swad"
-    search = fit(algorithm, None, data(turned), **options)
-    run = fit(algorithm, None, data(turned), retrain=True, **options)
-    first, last = 2, search.selected.step
-    if turned:
-        first, last = (int(n) for n in search.rule.split(" of steps ")[1].split(" (")[0].split(" to "))
-    seen: list[dict[str, Tensor]] = []
-    loop(
-        network(),
-        union(turned),
-        last,
-        seen=lambda step, now: seen.append({k: v.detach().clone() for k, v in now.state_dict().items()}),
-    )
-    assert_close(run.model, {k: torch.stack([w[k] for w in seen[first - 1 :]]).mean(0) for k in seen[0]})
-    assert f"(the search: {search.rule})" in run.rule
-
-
-@pytest.mark.parametrize("warm", ["head:5", 5, 0.6])  # 40 examples are 8 batches
-def test_the_warm_start_is_repeated(warm: Any) -> None:
-    run = fit("erm", warm_start=warm, retrain=True, select="last")
-    by_hand = network()
-    if warm == "head:5":
-        probed(by_hand, 5, union())
-    else:
-        erm(by_hand, union(), 5, slots=1)
-    erm(by_hand, union(), 12)
-    assert_close(run.model, by_hand)
-    assert [p.step for p in run.warm_up] == [5]
-
-
-def test_stages_record_and_logs(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    class Stages(Callback):
-        def on_step(self, state: State) -> None:
-            seen.append(state.stage)
-
-    options: dict[str, Any] = {"warm_start": 2, "steps": 6, "folder": tmp_path, "callbacks": [Stages()]}
-    run = fit("fish", retrain=True, track_every=2, **options)
-    wanted = {"warm start": 2, "train": 6, "retrain warm start": 2, "retrain": run.selected.step}
-    assert Counter(seen) == wanted
-    assert [a["step"] for a in run.agreement] == [0, 2, 4]
-    record = RunRecord.from_dict(json.loads((tmp_path / "record.json").read_text()))
-    assert list(record.history[:-1]) == [p.to_dict() for p in run.history]
-    scores = record.history[record.selected]["scores"]
-    assert set(scores) == {"train", "test"}  # no held-out validation is left
-    assert scores["train"]["sizes"] == [30, 30]
-    rule = "retrained with the validation data, last step (the search: best on validation)"
-    assert record.rule == run.rule == rule
-    folders = [tmp_path, *(tmp_path / "stages" / n for n in ("warm-start", "retrain-warm-start", "retrain"))]
-    logs = [json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1]) for folder in folders]
-    assert [line["phase"] for line in logs] == ["train", "warm start", "retrain warm start", "retrain"]
-    loaded = shoal.load(tmp_path, model=network())
-    torch.testing.assert_close(loaded.model.state_dict(), run.model.state_dict(), rtol=0, atol=0)
 
 
 def test_only_validation_examples_of_training_domains_are_trained_on() -> None:

@@ -5,35 +5,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import shoal
 from shoal.algorithms import registry
 from shoal.errors import InputError
 from shoal.training.stopping import Interrupted
+from training.test_fit import Noisy
 
 pytestmark = pytest.mark.filterwarnings("ignore:swad found no start")
 STEPS = 12
 SETTINGS = {"gga": {"start": 2, "length": 4, "trials": 3}}
-
-
-class Noisy(Dataset[Any]):
-    """Examples with random transforms, from two sources of random numbers."""
-
-    def __init__(self, number: int) -> None:
-        draw = torch.Generator().manual_seed(number)
-        self.y = torch.arange(24) % 2
-        self.x = torch.randn(24, 4, generator=draw) + self.y[:, None] * number
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i] + torch.rand(4) + float(np.random.rand()), self.y[i]
 
 
 def domains(*numbers: int) -> dict[str, Any]:
@@ -42,7 +26,7 @@ def domains(*numbers: int) -> dict[str, Any]:
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
 
 
 class Stop(shoal.Callback):
@@ -86,11 +70,6 @@ def test_every_algorithm(name: str, tmp_path: Path) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "schedule": {"schedule": "warmup:3,cosine", "clip": 0.5},
-    "averages": {"average": "sma:3", "patience": 5},
-    "swad": {"average": "swad", "eval_every": 1},
-    "ema and WiSE-FT": {"average": "ema", "wise_ft": 0.5, "warm_start": "head:3"},
-    "tracking": {"track_every": 3},
     "worker processes": {"workers": 1},
     "momentum": {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}, "accumulate": 2},
     "bf16": {"precision": "bf16"},
@@ -102,16 +81,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_options(options: dict[str, Any], tmp_path: Path) -> None:
     whole = train("fish", tmp_path / "whole", **options)
     assert same(whole, interrupted("fish", tmp_path / "broken", 7, **options))
-
-
-def test_a_damaged_checkpoint_costs_steps_and_no_more(tmp_path: Path) -> None:
-    whole = train("fish", tmp_path / "whole", checkpoint_every=2)
-    with pytest.raises(Interrupted):
-        train("fish", tmp_path / "broken", 9, checkpoint_every=2)
-    newest = tmp_path / "broken" / "checkpoints" / "step-0000000009.pt"
-    newest.write_bytes(newest.read_bytes()[:1000])
-    with pytest.warns(UserWarning, match=newest.name):
-        assert same(whole, train("fish", tmp_path / "broken", checkpoint_every=2))
 
 
 def test_killed_processes(tmp_path: Path) -> None:

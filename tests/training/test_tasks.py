@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shoal
-from shoal.data import TensorData
 from shoal.errors import InputError
 
 N = 24
@@ -120,36 +117,6 @@ def test_a_step_and_an_evaluation_are_those_of_a_plain_loop(task: str, weighted:
     assert run.scores().average == pytest.approx(points, abs=1e-6)
 
 
-@pytest.mark.parametrize("task", OUTPUTS)
-def test_predictions_and_files_of_a_task(task: str, tmp_path: Path) -> None:
-    kind, train = NAMES.get(task, task), examples(task)
-    assert math.isfinite(fit(task, batch_size=3 * N, steps=1).last.loss)
-    with pytest.raises(InputError, match=f"this is {kind}; choose from: .*loss"):
-        fit(task, metric="AUC" if kind == "regression" else "MAE")
-    run = fit(task, train=train, test=train, folder=tmp_path / "run", predictions=True)
-    x, y = train["a"][:2]
-    found = run.predict(x)
-    with torch.no_grad():
-        output = run.model(x)
-    expected = output if kind == "regression" else (output > 0) if kind == "multilabel" else output.argmax(1)
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-    if kind == "multilabel":
-        np.testing.assert_allclose(run.trained().predict_proba(x), output.sigmoid().reshape(N, -1), atol=1e-6)
-    lines = next((tmp_path / "run" / "predictions").glob("*test*")).read_text().splitlines()
-    assert (len(lines), len(lines[0].split(","))) == (2 * N, y[0].numel())
-    np.testing.assert_allclose(shoal.load(tmp_path / "run", model=network(task)).predict(x), found)
-
-
-def test_multilabel_is_recognized_by_the_loss() -> None:
-    run = fit("multilabel", task=None, loss=nn.BCEWithLogitsLoss())
-    assert run.algorithm.task.kind == "multilabel"
-    whole = {name: (x, y.long()) for name, (x, y) in examples("multilabel").items()}
-    again = fit("multilabel", train=whole, task=None, loss=nn.BCEWithLogitsLoss())
-    assert distance(run.model, again.model) < 1e-6
-    with pytest.raises(InputError, match="task='multilabel'"):
-        fit("multilabel", train=whole, task=None)
-
-
 Change = Callable[[Tensor, Tensor], Any]
 CE, BCE = nn.CrossEntropyLoss, nn.BCEWithLogitsLoss
 REFUSED: dict[str, tuple[str, Change | None, dict[str, Any], str]] = {
@@ -166,12 +133,6 @@ REFUSED: dict[str, tuple[str, Change | None, dict[str, Any], str]] = {
         r"loss: cannot take .*\(2, 3\)",
     ),
     "label 2": ("multilabel", lambda x, y: (x, 2 * y), {}, "has the label .2.0"),
-    "probabilities": (
-        "multilabel",
-        None,
-        {"loss": nn.BCELoss()},
-        "a BCELoss does not fit: the task is multilabel",
-    ),
     "labels of positions": (
         *("classification", lambda x, y: (x, torch.stack([y, y], 1)), {}),
         r"labels \(2, 2\): a class per example",
@@ -181,13 +142,6 @@ REFUSED: dict[str, tuple[str, Change | None, dict[str, Any], str]] = {
         *("regression", lambda x, y: (x, y, x[:, 0].abs()), {"loss": lambda a, b: (a - b).square().mean()}),
         "sample weights need a loss whose terms are known",
     ),
-    "numbers of classes": (
-        "classification",
-        None,
-        {"loss": nn.MSELoss()},
-        "a MSELoss does not fit: the task is classification",
-    ),
-    "one logit": ("binary", lambda x, y: (x, y.long()), {"task": None}, "labels are whole numbers"),
     "one target of two": (
         "regression",
         lambda x, y: (x, y[:, 0]),
@@ -208,23 +162,6 @@ def test_refused_before_training(
     assert distance(model, network(task)) == 0
 
 
-def test_a_sample_weight_of_zero_leaves_an_example_out() -> None:
-    train = examples("regression", weighted=True)
-    changed = {n: (torch.where(w[:, None] > 0, x, 9.0), y, w) for n, (x, y, w) in train.items()}
-    a, b = (fit("regression", "fish", t, domains_per_step=2).model for t in (train, changed))
-    assert distance(a, b) < 1e-12
-
-
-def test_sample_weights_are_the_same_in_every_form() -> None:
-    train = examples("classification", weighted=True)
-    one, keys = fit("classification", train=train).model, ("x", "y", "sample_weight")
-    dicts = {n: [dict(zip(keys, r, strict=True)) for r in zip(*p, strict=True)] for n, p in train.items()}
-    assert distance(one, fit("classification", train=dicts).model) < 1e-12
-    tensors = {name: TensorData(*parts) for name, parts in train.items()}
-    assert distance(one, fit("classification", train=tensors).model) == 0
-    assert distance(one, fit("classification").model) > 1e-3
-
-
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -236,33 +173,15 @@ class Two(nn.Module):
         return self.layer(torch.cat([a, b], 1))
 
 
-class One(Two):
-    """Takes everything as one argument."""
+def test_several_inputs() -> None:
+    """By place or by name, as arrays or as examples."""
 
-    def forward(self, x: Any) -> Tensor:  # type: ignore[override]
-        return super().forward(*(x.values() if isinstance(x, dict) else x))
+    def trained(data: Callable[..., Any]) -> nn.Module:
+        train = {n: data(*parts) for n, parts in examples("classification").items()}
+        return fit("classification", train=train, model=Two()).model
 
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_several_inputs(weighted: bool) -> None:
-    """By place or by name, as arrays or as examples, to one argument of the model or to several."""
-
-    def trained(model: nn.Module, data: Callable[..., Any]) -> nn.Module:
-        train = {n: data(*parts) for n, parts in examples("classification", weighted).items()}
-        return fit("classification", train=train, model=model).model
-
-    def rows(x: Tensor, y: Tensor, *w: Tensor) -> list[dict[str, Any]]:
-        columns = {"x": zip(x[:, :2], x[:, 2:], strict=True), "y": y}
-        columns |= {"sample_weight": w[0]} if w else {}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    first = trained(Two(), rows)
-    for model, data in (
-        (One(), rows),
-        (Two(), lambda x, *rest: ((x[:, :2], x[:, 2:]), *rest)),
-        (Two(), lambda x, *rest: ([x[:, :2], x[:, 2:]], *rest)),
-        (Two(), lambda x, *rest: ({"a": x[:, :2], "b": x[:, 2:]}, *rest)),
-    ):
-        assert distance(first, trained(model, data)) == 0
+    first = trained(lambda x, y: [{"x": (z[:2], z[2:]), "y": label} for z, label in zip(x, y, strict=True)])
+    assert distance(first, trained(lambda x, y: ((x[:, :2], x[:, 2:]), y))) == 0
+    assert distance(first, trained(lambda x, y: ({"a": x[:, :2], "b": x[:, 2:]}, y))) == 0
     with pytest.raises(InputError, match=r"passed as several arguments where forward needs more than one"):
-        trained(Two(), lambda x, *rest: ((x[:, :2], x[:, 2:], x), *rest))
+        trained(lambda x, y: ((x[:, :2], x[:, 2:], x), y))

@@ -243,12 +243,16 @@ def compare(
         if fit is not None and Path(fit).exists() and not (Path(fit) / "inputs.json").exists():
             raise InputError(f"{str(fit)!r} exists; choose a new folder.", "fit")
         make_folder(folder, source.given, kind="comparison")
+        title = Path(source.given).name if source.own else protocol.base.dataset
+        before = read_json(path) if (path := folder / "comparison.json").exists() else {}
+        if isinstance(data, str | Path) and before.get("title", title) != title:
+            other = before["title"]
+            raise InputError(f"{str(folder)!r} has the comparison of {other!r}; choose another.", "out")
         if columns := source.columns():
             write_atomically(folder / "columns.json", dump_json(columns))
             every = [(each["column"], text) for each in columns["columns"] for text in each["warnings"]]
             notes += [f"column {n!r}, {text}" for n, text in every if text.startswith("possible leakage")]
         show(*(source.notes() if full["progress"] else ()), plan)
-        title = Path(source.given).name if source.own else protocol.base.dataset
         about = {"title": title, "unable": unable, "excluded": where.excluded, "warned": where.warned}
         found = _run(race, folder, full, about | {"cautions": notes}, show, budget)
         if fit is None:
@@ -267,7 +271,7 @@ def _protocol(
 ) -> tuple[LeaveDomainsOut, str]:
     """The protocol, with one seed and one trial, and a message on the learning rate."""
     from shoal.algorithms import registry
-    from shoal.experiments.compare import BASELINE, PATIENCE, PRETRAINED, LeaveDomainsOut
+    from shoal.experiments.compare import ALGORITHMS, BASELINE, PATIENCE, PRETRAINED, LeaveDomainsOut
     from shoal.experiments.config import RunConfig
     from shoal.experiments.search import weights_of, with_rate
 
@@ -280,7 +284,7 @@ def _protocol(
     fields |= given | model_fields(options)
     base, note = with_rate(RunConfig(spelled(source.dataset), BASELINE, **fields))
     pretrained = source.own and weights_of(base) != "random"
-    rows = list(asked or (PRETRAINED if pretrained else where.defaults["algorithms"]))
+    rows = list(asked or (PRETRAINED if pretrained else ALGORITHMS))
     if "all" in rows:
         rows = list(dict.fromkeys([*registry.names(), *(row for row in rows if row != "all")]))
     return LeaveDomainsOut(base, rows, where.held_out, 1, 1, folds, tuple(given)), note

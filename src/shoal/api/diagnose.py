@@ -123,7 +123,7 @@ def diagnose(
     with datasets_in(options.get("data_dir")), messages(progress) as show:
         source, loaded = _load(data, options)
         if out is not None:
-            make_folder(out, source.given)
+            make_folder(out, source.given, kind="diagnosis")
         show(*(source.notes() if progress else ()))
     state: tuple[float, None, str] = (0.0, None, "")
 

@@ -223,6 +223,7 @@ def listed_names(names: Names | None) -> list[str]:
 def listed_algorithms(algorithms: Algorithms | None) -> list[str]:
     """Algorithms as run configurations name them, each once; classes and files of the user's by reference."""
     from shoal.algorithms import REFERENCE, algorithm_class, display_name, reference, split_draw
+    from shoal.experiments.baselines import SUMMARIES
     from shoal.training.recipes import find_recipe
 
     several = [algorithms] if isinstance(algorithms, (str, type)) else list(algorithms or ())
@@ -232,6 +233,8 @@ def listed_algorithms(algorithms: Algorithms | None) -> list[str]:
         name = reference(name)
         if not REFERENCE.fullmatch(name):
             name = spelled(name)
+            if name in SUMMARIES:
+                raise InputError(f"{name!r} is a baseline; compare includes all baselines.", "algorithms")
             if name != "all" and find_recipe(name) is None:
                 algorithm_class(name)
         row = f"{name}:{draw}" if draw else name

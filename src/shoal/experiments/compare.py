@@ -29,7 +29,7 @@ from shoal.training.metrics import metric as find_metric
 from shoal.training.recipes import find_recipe
 
 ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro", "vrex", "mixup")
-"""Compared by default on the user's own data, with the baselines: plain training, one algorithm of each kind,
+"""Compared by default, with the baselines: plain training, one algorithm of each kind,
 and the controls that explain a gain (equal weight for every domain, random grouping)."""
 PRETRAINED = ("erm", "swad", "erm++", "coral", "fish", "fish:regrouped", "auto")
 """The same for a pretrained model, with recipes for fine-tuning."""
@@ -57,7 +57,7 @@ class Layout:
     """The fraction held out for validation; ``None``: the dataset's own validation split."""
     baselines: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The dataset's defaults in a comparison: ``steps``, ``batch`` and ``algorithms``."""
+    """The dataset's defaults in a comparison: ``steps`` and ``batch``."""
     messages: Sequence[str] = ()
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Domains that are trained on but not held out, and why."""
@@ -104,9 +104,9 @@ def layout(
             raise InputError(f"no domain can be held out: {'; '.join(dict.fromkeys(excluded.values()))}.")
         names = tuple(n for n in names if n not in excluded)
         warned = {n: why for n, why in (equal | small | undefined).items() if n in names}
-    train, algorithms = data.splits["train"], ALGORITHMS if is_own else ("all", "fish:regrouped")
+    train = data.splits["train"]
     own_validation = "validation" in data.splits and "validation" not in data.notes
-    defaults = {"steps": 1000, "batch": 32, "algorithms": algorithms}
+    defaults = {"steps": 1000, "batch": 32}
     return Layout(
         held_out=names,
         holdout=None if own_validation else HOLDOUT,
