@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import claims
 import evidence
 import natural
 
@@ -19,21 +18,6 @@ PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "records.md"
 
 def test_every_number_and_verdict_of_the_page_comes_from_the_records() -> None:
     assert PAGE.read_text(encoding="utf-8") == evidence.page()
-
-
-@pytest.mark.parametrize(
-    ("holds", "premises", "verdict"),
-    [
-        ([True, True], [True], "agrees"),
-        ([True], [False], "partly"),
-        ([True, False], [True], "partly"),
-        ([False, False], [True], "disagrees"),
-        ([None], [True], "not run"),
-    ],
-)
-def test_verdict_of_a_claim(holds: list[bool | None], premises: list[bool | None], verdict: str) -> None:
-    checks = [claims.Check("", h) for h in holds] + [claims.Check("", p, premise=True) for p in premises]
-    assert claims.verdict(checks) == verdict
 
 
 def test_domains_of_a_fold_count_as_one() -> None:

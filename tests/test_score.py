@@ -109,23 +109,6 @@ def test_missing_and_unknown_labels(runs: Runs) -> None:
     assert (found.unlabelled, found.unusable, found.overall.rows) == (1, {"long": 1}, 118)
 
 
-def test_domains_of_one_class_or_without_labels_rows_without_a_domain_and_no_domains(runs: Runs) -> None:
-    content = new(site=lambda v: ["", None, *v[2:]])
-    in_bergen = [site == "bergen" for site in content["site"]]
-    one, none = (
-        [other if here else ill for here, ill in zip(in_bergen, content["ill"], strict=True)]
-        for other in ("yes", "")
-    )
-    assert score(runs["ill"], content | {"ill": one}).domains[0].metrics["AUC"].undefined == "one class"
-    found = score(runs["ill"], content | {"ill": none})
-    assert (found.domains[0].name, found.domains[0].rows) == ("bergen", 0)
-    del content["site"]
-    found = score(runs["ill"], content)
-    assert found.domains == ()
-    assert "There is no domain column 'site'" in str(found)
-    assert score(runs["ill"], content, domain="colour").domains[0].name == "blue"
-
-
 def test_rows_of_an_entity_are_not_independent(runs: Runs, tmp_path: Path) -> None:
     """Ten equal rows per patient have the intervals of one each, also where training named the column."""
     rows = [n for n in range(60) for _ in range(10)]

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.data.images import MEAN, STD
 from shoal.errors import InputError
 from shoal.experiments.run import start_from
 from shoal.models import FeatureModel, build, freeze_batchnorm, options_of
-from shoal.models.backbones import Backbone, fitting
+from shoal.models.backbones import fitting
 
 pytestmark = pytest.mark.usefixtures("timm")
 SMALL = (3, 32, 32)
@@ -77,15 +76,6 @@ def test_freeze_batchnorm_of_any_model() -> None:
     assert model[1].weight.grad.abs().sum() > 0
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert not copied.train()[1].training
-
-
-def test_images_are_normalized_as_each_model_wants_them() -> None:
-    raw = torch.rand(2, 3, 4, 4)
-    mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (MEAN, STD))
-    x = (raw - mean) / deviation
-    half = Backbone(nn.Flatten(), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    torch.testing.assert_close(half(x), ((raw - 0.5) / 0.5).flatten(1))
-    assert torch.equal(Backbone(nn.Flatten())(x), x.flatten(1))
 
 
 @pytest.mark.parametrize(("source", "prefix"), [("timm", "model.backbone."), ("torchvision", "")])

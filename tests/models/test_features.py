@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
-import shoal
 from shoal.errors import InputError
-from shoal.models import FeatureExtractor, FeatureModel
+from shoal.models import FeatureExtractor
 
 
 def numbers(count: int = 5, shape: tuple[int, ...] = (4,)) -> Tensor:
@@ -184,19 +183,3 @@ def test_compiled_models() -> None:
         (slope,) = torch.autograd.grad(extractor.features.square().sum(), plain.body[0].weight)
         (wanted,) = torch.autograd.grad(plain.body(x).square().sum(), plain.body[0].weight)
         torch.testing.assert_close(slope, wanted)
-
-
-@pytest.mark.parametrize("name", ["coral", "fishr"])
-def test_training_a_plain_module_as_its_parts(name: str) -> None:
-    def network() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
-
-    data = {name: (numbers(12) * (1 + n), torch.arange(12) % 3) for n, name in enumerate("ab")}
-    parts = seeded(network)
-    models = [seeded(network), FeatureModel(parts[:3], parts[3])]
-    for model in models:
-        options: dict[str, Any] = {"steps": 3, "batch_size": 4, "progress": False, "device": "cpu"}
-        shoal.fit(name, model, data, settings={"start": 0, "weight": 1.0}, **options)
-        assert not hooks(model)
-    for a, b in zip(*(m.state_dict().values() for m in models), strict=True):
-        assert torch.equal(a, b)
