@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -43,9 +42,6 @@ def photos(tmp_path: Path) -> Path:
     return plant(tmp_path / "photos")
 
 
-# Examples
-
-
 def test_examples_say_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = example("table")
@@ -58,30 +54,6 @@ def test_examples_say_what_comes_next(tmp_path: Path, monkeypatch: pytest.Monkey
         example("table")
     with pytest.raises(InputError, match="kind must be 'table' or 'images', got 'text'"):
         example("text")  # type: ignore[arg-type]
-
-
-# Tables
-
-
-def test_a_table_is_described(patients: Path) -> None:
-    found = check(patients, label="ill", domain="hospital", group="patient", kinds={"ward": "text"})
-    content = json.loads(json.dumps(found.to_dict()))
-    kinds = {column["column"]: column["kind"] for column in content["columns"]}
-    assert (content["rows"], len(kinds)) == (600, 12)
-    assert (kinds["ward"], kinds["age"], kinds["ill"]) == ("text", "numeric", "label")
-    assert found.problems == []
-    assert "pressure" in str(found)
-
-
-# Images
-
-
-def test_sound_images_have_no_problem(photos: Path) -> None:
-    found = check(photos, workers=2)
-    content = found.to_dict()
-    assert (content["images"], content["domains"]["photo"]) == (40, 10)
-    assert content["classes"]["photo"] == {"cat": 5, "dog": 5}
-    assert (found.problems, content["unreadable"], content["lacking"]) == ([], {}, [])
 
 
 def test_unreadable_and_duplicate_images_are_named(photos: Path) -> None:
@@ -103,14 +75,6 @@ def test_unreadable_and_duplicate_images_are_named(photos: Path) -> None:
     assert "photo/dog/empty.png" in str(found)
 
 
-def test_images_are_compared_with_a_published_dataset(tmp_path: Path) -> None:
-    plant(tmp_path / "PACS", DOMAINS[1:])
-    found = check(tmp_path, dataset="pacs", workers=1)
-    assert found.to_dict()["published"]["sketch"] == 3929
-    assert found.problems[:2] == ["domain art_painting is missing", "cartoon has 10 images, not 2,344"]
-    assert "there are 2 classes, not 7" in found.problems
-
-
 @pytest.mark.parametrize(
     ("domains", "classes"),
     [(("train", "val", "test"), ("cat", "dog")), (("a",), ("cat", "dog")), (("a", "b", "c"), ("cat",))],
@@ -129,17 +93,11 @@ def test_a_folder_that_training_refuses_has_a_problem(domains: Names, classes: N
     ("data", "options", "message"),
     [
         ("nowhere", {}, "no file or folder 'nowhere'"),
-        ("nowhere.csv", {}, "nowhere.csv"),
         ("notes.md", {}, "'notes.md' is not a table; supported"),
         ("empty", {}, "there is no image in"),
         ("empty", {"label": "ill"}, "label: does not apply to the check of a folder"),
         ("empty", {"dataset": "pacs"}, "PACS is not in"),
         ("empty", {"dataset": "camelyon17"}, "server of WILDS has been down"),
-        ("empty", {"dataset": "linear"}, "dataset: 'linear' has no folder to check"),
-        ("empty", {"dataset": "pasc"}, "Did you mean 'pacs'"),
-        ("table.csv", {"dataset": "pacs"}, "dataset: is for folders"),
-        ("table.csv", {"bad_images": "skip"}, "bad_images: does not apply to the check of a table"),
-        ("table.csv", {"lable": "ill"}, "unknown option of check: 'lable'. Did you mean 'label'"),
     ],
 )
 def test_what_cannot_be_checked(
@@ -151,9 +109,6 @@ def test_what_cannot_be_checked(
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match=message):
         check(data, **options)
-
-
-# Downloads
 
 
 @pytest.fixture

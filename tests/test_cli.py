@@ -93,18 +93,13 @@ def test_train_again_resumes_and_prints_json(
     [
         (["trian"], ["train"]),
         (["train", "fsh", "table.csv", *OF_TABLE], ["fsh", "fish"]),
-        (["train", "erm", "tabel.csv", *OF_TABLE], ["tabel.csv"]),
         (["train", "erm", "table.csv", *OF_TABLE, "--stepz", "3"], ["--stepz", "--steps"]),
         (["train", "erm", "table.csv", *OF_TABLE, "--steps", "1.5"], ["--steps", "1.5"]),
         (["train", "erm", "table.csv", *OF_TABLE, "--optimizer", "adm"], ["--optimizer", "adm", "adam"]),
         (["train", "erm", "table.csv", *OF_TABLE, "--search", "3"], ["--search"]),  # of compare
         (["train", "fish", "table.csv", *OF_TABLE, "--settings.meta-rl", "1"], ["meta_rl", "meta_lr"]),
         (["train", "erm"], ["DATA"]),
-        (["compare", "table.csv", *OF_TABLE, "--algorithms", "erm", "fihs"], ["fihs", "fish"]),
-        (["sweep", "rotated-digit", "--algorithms", "erm"], ["rotated-digit", "rotated-digits"]),
-        (["list", "fihs"], ["fihs", "fish"]),
         (["predict", "nowhere", "table.csv"], ["nowhere"]),
-        (["reproduce", "lineer"], ["lineer", "linear"]),
         (["train", "erm", "table.csv", *OF_TABLE, "--config", "none.yaml"], ["none.yaml"]),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else str(value),

@@ -19,6 +19,7 @@ from shoal.cli.app import main, make_app
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs" / "tools"))
 import count_words
+import trace_numbers
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -118,6 +119,11 @@ def test_links_and_images(page: Path) -> None:
         tag = re.search(r'alt="([^"]*)"', image["tag"] or "")
         alt = image["alt"] or (tag[1] if tag else "")
         assert len(alt.split()) >= 4, f"{image[0]}: describe the image in at least four words"
+
+
+@pytest.mark.parametrize("page", trace_numbers.PAGES)
+def test_every_number_of_a_page_is_in_its_results(page: str) -> None:
+    assert "\n".join(trace_numbers.Page(trace_numbers.ROOT / page).untraced()) == ""
 
 
 def test_pages_are_short() -> None:

@@ -131,22 +131,6 @@ def test_huggingface_and_resumed(here: Any, huggingface: Any, tmp_path: Path) ->
     assert here.difference(resumed, own) == 0
 
 
-def test_huggingface_evaluates_slow_weights(huggingface: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import Trainer
-
-    seen = {}
-    evaluate = Trainer.evaluation_loop
-
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen[self.state.global_step] = weights(self.model)
-        return evaluate(self, *args, **kwargs)
-
-    monkeypatch.setattr(Trainer, "evaluation_loop", watched)
-    huggingface.main(eval_steps=10)
-    assert sorted(seen) == [10, 20, 24]
-    assert same(seen[10], weights(huggingface.main(max_steps=9, eval_strategy="no")))
-
-
 # torch.compile, Accelerate and several processes
 
 
@@ -218,16 +202,6 @@ def test_two_processes(here: Any, tmp_path: Path) -> None:
         assert largest(first, alone) < 1e-5  # sums of halves are rounded in another way
     assert largest(found["ddp"][0], found["ours"][0]) == 0
     assert largest(found["fsdp2"][0], found["ours"][0]) == 0
-
-
-@pytest.mark.slow
-def test_two_processes_of_lightning_and_transformers(here: Any, tmp_path: Path) -> None:
-    found = together(tmp_path, "lightning_trainer", "huggingface_trainer")
-    assert largest(found["lightning_trainer"][0], scheduled(here).state_dict()) < 1e-5
-    own = import_module("huggingface_trainer").own().state_dict()
-    # A key's bias has no effect on attention: its gradient is rounding, which Adam makes steps of.
-    own = {name: value for name, value in own.items() if "k_lin.bias" not in name}
-    assert largest(found["huggingface_trainer"][0], own) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["images", "table"])

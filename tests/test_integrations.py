@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import shoal
-from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel
-from shoal.optim import Fish
 from shoal.vision import allow_torchvision
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # as in test_examples.py
@@ -130,75 +127,8 @@ def in_double(
     return model
 
 
-# transformers
-
-
 def test_training_with_a_penalty_resumes(page: SimpleNamespace, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 7}
     whole = in_double(page, folder=tmp_path, **saving)
     resumed = in_double(page, folder=tmp_path, checkpoint=str(tmp_path / "checkpoint-7"))
     assert difference(whole, resumed) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"meta_lr": 0.5}, "meta_lr: Fish uses batches of one domain"),
-        ({"domains": ["a", "b"]}, "domains hold 2 entries and the dataset 90 examples"),
-        ({"per_device_train_batch_size": 8}, "per_device_train_batch_size: 8 must be a multiple of 3"),
-    ],
-)
-def test_domain_trainer_refuses(page: SimpleNamespace, arguments: dict[str, Any], message: str) -> None:
-    size = {k: arguments.pop(k) for k in ("per_device_train_batch_size",) if k in arguments}
-    with pytest.raises(InputError, match=message):
-        in_double(page, arguments, **size)
-
-
-# Lightning
-
-
-def fit(page: SimpleNamespace, module: Any, callbacks: Any, checkpoint: Any = None, **settings: Any) -> Any:
-    off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-    quiet = {"accelerator": "cpu", "use_distributed_sampler": False, "max_steps": 30}
-    quiet |= dict.fromkeys(off, False)
-    trainer = page.L.Trainer(callbacks=callbacks, **quiet | settings)
-    trainer.fit(module, ckpt_path=checkpoint)
-    return trainer
-
-
-def test_lightning_resumes_mixed_batches(page: SimpleNamespace, tmp_path: Path) -> None:
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=7)
-    fit(page, page.Adversarial(), [keep], max_steps=10, enable_checkpointing=True)
-    resumed = page.Adversarial()
-    fit(page, resumed, [], max_steps=10, checkpoint=tmp_path / "step=7.ckpt")
-    assert difference(resumed, page.adversarial) == 0
-
-
-def test_clipping_in_mixed_precision(page: SimpleNamespace) -> None:
-    module = page.Classifier()
-    clip = {"gradient_clip_val": 0.05, "precision": "bf16-mixed"}
-    trainer = fit(page, module, [page.FishCallback()], **clip)
-    assert trainer.gradient_clip_val == 0.05
-    bare = page.network()
-    optimizer = Fish(torch.optim.Adam(bare.parameters(), 0.01), inner_steps=3, meta_lr=0.5)
-    for x, y in page.domain_batches():
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = cross_entropy(bare(x), y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(bare.parameters(), 0.05)
-        optimizer.step()
-    assert difference(module.network, bare) == 0
-
-
-# Both
-
-
-def test_a_part_of_an_inner_loop_is_warned_of(page: SimpleNamespace) -> None:
-    message = r"max_steps=10 is not a multiple of inner_steps=3.* Use max_steps=12"
-    with pytest.warns(UserWarning, match=message):
-        fit(page, page.Classifier(), [page.FishCallback()], max_steps=10)
-    with pytest.warns(UserWarning, match=message):
-        in_double(page, {"penalty": None, "meta_lr": 0.5})

@@ -21,6 +21,7 @@ from shoal.experiments import compare, selection
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.store import Store
+from shoal.report import compare as view
 from shoal.report import page
 
 NASTY = ("<script>alert(1)</script>", "</style><img src=x onerror=alert(2)>", "\"'><b>$x_1$ &amp; \u202e\x00")
@@ -142,22 +143,6 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert found.shows("test-domain validation (oracle)", "Learning curves", "fish on digits", "8 runs")
 
 
-def test_the_runs_of_a_training(tmp_path: Path) -> None:
-    matrix = [[1.0, 0.25], [0.25, None]]
-    points = [{"step": s, "domains": ["b", "c"], "mean_cosine": 0.1, "matrix": matrix} for s in (1, 20)]
-    for seed in (0, 1):
-        (tmp_path / f"seed-{seed}").mkdir()
-        record = made("fish", seed, 0.5 + 0.02 * seed, agreement=tuple(points))
-        (tmp_path / f"seed-{seed}" / "record.json").write_text(json.dumps(record.to_dict()))
-    found = Page(shoal.report(tmp_path).html)
-    assert found.shows("fish on digits", "Test accuracy: 51.0 ± 1.4 %", "seed 0", "seed 1", "0.510 ± 0.014")
-    assert found.shows("Learning curves", "Gradient agreement", "seed 1, step 20", "0.25", "–")
-    assert found.shows("Settings", "data_options: held_out: a", "Environment", "device cpu")
-    alone = Page(page.runs_page([made()]))
-    assert "at the last step" in alone.text
-    assert "Gradient agreement" not in alone.text
-
-
 def nasty(text: str) -> RunRecord:
     """Everything that comes from outside, as bad as it gets."""
     point = {"step": 1, "mean_cosine": 0.5, "matrix": [[1, None], [0.25, 1]], "domains": [text, "b"]}
@@ -187,6 +172,17 @@ def test_a_page_is_safe_and_needs_nothing_else(tmp_path: Path) -> None:
         links = [v for n, v in found.attributes if n in ("src", "href", "action", "data")]
         assert all(link.startswith(("#", "data:")) for link in links)
         assert not re.search(r"@import|url\(|http(?!-equiv)", html)
+
+
+def test_names_cannot_break_a_text() -> None:
+    records = [made(name, 0, 0.5, d) for name in ("erm", "fish") for d in ("<script>|$\x1b[2J", "b")]
+    result = compare.results([r.config for r in records], records)
+    text = view.files(result)["comparison.md"].decode()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert "&lt;script&gt;\\|$?[2J" in lines[0]
+    assert "<script>" not in text + view.as_html(result)
+    assert "\x1b" not in text + view.text(result)
 
 
 def test_wrong_input(tmp_path: Path) -> None:

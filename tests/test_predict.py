@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +46,6 @@ def test_the_file_has_what_the_model_predicts(classifier: Path, table: Path, tmp
     assert [path.name for path in out.parent.iterdir()] == ["p.csv"]
 
 
-def test_without_a_file_it_prints_as_csv(classifier: Path) -> None:
-    found = predict(shoal.load(classifier), patients(1, 5), proba=True)
-    assert str(found).splitlines()[0] == "row,prediction,no,yes"
-    assert len(str(found).splitlines()) == 6
-    assert list(found.to_frame().columns) == ["row", "prediction", "no", "yes"]
-    assert len(json.loads(json.dumps(found.to_dict()))["rows"]) == 5
-    assert found._repr_html_().count("<tr") == 6
-
-
 def test_several_labels_have_probabilities(tmp_path: Path) -> None:
     x, y = torch.randn(40, 3), torch.randint(0, 2, (40, 2))
     network = nn.Linear(3, 2)
@@ -82,20 +71,3 @@ def test_images_are_named_by_their_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cat/1\.png' cannot be read"):
         predict(run, tmp_path / "new", out=tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()
-
-
-def test_columns_have_different_names(tmp_path: Path) -> None:
-    table = {"x": [0.0, 1.0] * 30, "site": ["a", "b", "c"] * 20, "y": ["row", "=1+2"] * 30}
-    with warnings.catch_warnings(action="ignore"):
-        data = shoal.data.from_table(table, label="y", domain="site")
-    model = shoal.models.build(data.model, input_shape=data.input_shape, classes=2, seed=0)
-    run = shoal.fit("erm", model, data, steps=40, progress=False, device="cpu")
-    run.save(tmp_path / "run")
-    lines = str(predict(tmp_path / "run", {"x": [0.0, 1.0]}, proba=True)).splitlines()
-    assert lines[0] == "row,prediction,=1+2,probability of row"
-    assert [line.split(",")[1] for line in lines[1:]] == ["row", "=1+2"]
-
-
-def test_cells_that_cannot_be_read_are_a_warning(classifier: Path) -> None:
-    with pytest.warns(UserWarning, match=r"column 'age': 1 of 2 cells could not be read.*'old' \(1\)"):
-        predict(classifier, {"age": ["old", "50"], "colour": ["red", "blue"]})

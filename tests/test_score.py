@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sklearn import metrics
-from torch import nn
 
 import shoal
 from shoal.api.score import score
@@ -42,9 +39,6 @@ def new(**changes: Any) -> dict[str, Any]:
     """Other patients, some from a site that training did not have."""
     content = patients(9, 120, ("oslo", "kyoto", "bergen"))
     return content | {name: change(content[name]) for name, change in changes.items()}
-
-
-# Numbers
 
 
 def test_two_classes(runs: Runs, tmp_path: Path) -> None:
@@ -93,14 +87,6 @@ def test_several_classes_and_regression_in_the_units_of_the_label(runs: Runs) ->
     assert stay.calibration is None
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_one_row(runs: Runs, label: str) -> None:
-    found = score(runs[label], {name: values[:1] for name, values in new().items()})
-    assert found.overall.rows == 1
-    assert "nan" not in str(found).lower()
-    json.dumps(found.to_dict(), allow_nan=False)
-
-
 def test_calibration_with_and_without_the_temperature(runs: Runs) -> None:
     content, model = new(), shoal.load(runs["ill"])
     found = score(model, content)
@@ -113,9 +99,6 @@ def test_calibration_with_and_without_the_temperature(runs: Runs) -> None:
     assert "without the temperature" in str(found)
 
 
-# Which rows count
-
-
 def test_missing_and_unknown_labels(runs: Runs) -> None:
     content = new(ill=lambda v: ["", "NA", None, "maybe", "maybe", "Yes", *v[6:]])
     found = score(runs["ill"], content)
@@ -124,36 +107,6 @@ def test_missing_and_unknown_labels(runs: Runs) -> None:
     assert "3 excluded for their labels: 'maybe' (2), 'Yes' (1)" in str(found)
     found = score(runs["stay"], new(stay=lambda v: ["long", None, *map(str, v[2:])]))
     assert (found.unlabelled, found.unusable, found.overall.rows) == (1, {"long": 1}, 118)
-
-
-def test_labels_however_they_are_written(runs: Runs, tmp_path: Path) -> None:
-    def comma(values: Any) -> list[str]:
-        return [f"{v:.2f}".replace(".", ",") for v in values]
-
-    table = patients(0) | {"stay": comma(patients(0)["stay"])}
-    with warnings.catch_warnings(action="ignore"):
-        data = from_table(table, label="stay", domain="site", drop=["ill", "grade"], task="regression")
-    found = score(fit(tmp_path / "run", data), new(stay=comma))
-    assert (found.overall.rows, found.unusable) == (120, {})
-    found = score(runs["grade"], new(grade=lambda v: [f"{x}.0" for x in v]))
-    assert found.overall == score(runs["grade"], new()).overall
-
-
-def test_domains_of_one_class_or_without_labels_rows_without_a_domain_and_no_domains(runs: Runs) -> None:
-    content = new(site=lambda v: ["", None, *v[2:]])
-    in_bergen = [site == "bergen" for site in content["site"]]
-    one, none = (
-        [other if here else ill for here, ill in zip(in_bergen, content["ill"], strict=True)]
-        for other in ("yes", "")
-    )
-    assert score(runs["ill"], content | {"ill": one}).domains[0].metrics["AUC"].undefined == "one class"
-    found = score(runs["ill"], content | {"ill": none})
-    assert (found.domains[0].name, found.domains[0].rows) == ("bergen", 0)
-    del content["site"]
-    found = score(runs["ill"], content)
-    assert found.domains == ()
-    assert "There is no domain column 'site'" in str(found)
-    assert score(runs["ill"], content, domain="colour").domains[0].name == "blue"
 
 
 def test_rows_of_an_entity_are_not_independent(runs: Runs, tmp_path: Path) -> None:
@@ -175,9 +128,6 @@ def test_rows_of_an_entity_are_not_independent(runs: Runs, tmp_path: Path) -> No
     run = fit(tmp_path / "run", data)
     assert score(run, content).group == "patient"
     assert "no group column 'patient'" in str(score(run, once))
-
-
-# Several models
 
 
 def test_differences_are_paired(
@@ -217,9 +167,6 @@ def test_models_of_different_tasks_are_refused(runs: Runs) -> None:
         score([runs["ill"], runs["grade"]], new())
 
 
-# Other data and models
-
-
 def test_drift_is_named_and_names_do_not_control_the_terminal(runs: Runs) -> None:
     found = score(runs["ill"], new(age=lambda v: [x + 15 for x in v]))
     assert [one.column for one in found.drift or () if one.flags] == ["age"]
@@ -230,25 +177,6 @@ def test_drift_is_named_and_names_do_not_control_the_terminal(runs: Runs) -> Non
     assert "a?[31mb?c" in str(found)
     assert "\x1b" not in str(found)
     assert "<b>" not in found._repr_html_()
-
-
-def test_models_without_summaries_and_with_damaged_ones(runs: Runs, tmp_path: Path) -> None:
-    old = shutil.copytree(runs["ill"], tmp_path / "old")
-    about = json.loads((old / "inputs.json").read_text())
-    training, label = about["inputs"].pop("training"), about["inputs"]["label"]
-    (old / "record.json").unlink()
-    (old / "inputs.json").write_text(json.dumps(about))
-    found = score(old, new())
-    assert found.drift is None
-    assert {group.seen for group in found.domains} == {""}
-    damaged: list[dict[str, Any]] = [
-        {"training": {**training, "age": wrong}} for wrong in ({}, {"rows": "x"})
-    ]
-    damaged += [{"training": [1]}, {"label": 3}, {"label": {**label, "how": {"x": 1}}}]
-    for change in damaged:
-        (old / "inputs.json").write_text(json.dumps(about | {"inputs": about["inputs"] | change}))
-        with pytest.raises(InputError):
-            score(old, new())
 
 
 def test_images(tmp_path: Path) -> None:
@@ -266,17 +194,6 @@ def test_images(tmp_path: Path) -> None:
             score(run, wrong)
 
 
-def test_models_of_ones_own() -> None:
-    with warnings.catch_warnings(action="ignore"):
-        data = from_table(patients(0), label="ill", domain="site", drop=["grade", "stay"])
-    options: dict[str, Any] = {"steps": 3, "progress": False, "device": "cpu"}
-    run = shoal.fit("erm", nn.Sequential(nn.Linear(data.input_shape[0], 2)), data, **options)
-    assert score(run.trained(), new()).overall.rows == 120
-    run = shoal.fit("erm", nn.Linear(3, 2), {"a": (torch.randn(9, 3), torch.arange(9) % 2)}, **options)
-    with pytest.raises(InputError, match="with array input"):
-        score(run.trained(), torch.zeros(3, 3))
-
-
 @pytest.mark.parametrize(
     ("run", "data", "options", "message"),
     [
@@ -284,12 +201,8 @@ def test_models_of_ones_own() -> None:
         ("ill", {}, {"label": "il"}, "no column 'il' for the label. Did you mean 'ill'"),
         ("ill", {"ill": [""] * 120}, {}, "^label: .*missing in every row"),
         ("ill", {"ill": ["no idea"] * 120}, {}, "the model predicts 'no', 'yes'"),
-        ("stay", {"stay": ["long"] * 120}, {}, "the model predicts numbers"),
         ("ill", {"age": None}, {}, "no column 'age' for the model"),
         ("ill", {}, {"domain": "plaice"}, "no column 'plaice' for the domain"),
-        ("ill", {}, {"group": "patient"}, "no column 'patient' for the group"),
-        ("ill", {}, {"workers": -1}, "workers"),
-        ("ill", "none.csv", {}, "cannot be read"),
         ("ill", "model.npy", {}, "cannot be read"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import shoal
@@ -67,14 +66,6 @@ def test_the_average_is_the_mean_in_float64(kind: torch.dtype) -> None:
     assert_equal(average_weights([first, {**first, "count": torch.tensor(9)}]), first)
 
 
-@pytest.mark.parametrize(
-    "other", [{"w": torch.zeros(3)}, {"v": torch.zeros(2)}, {"w": torch.arange(2)}, None]
-)
-def test_weights_that_do_not_fit(other: dict[str, Tensor] | None) -> None:
-    with pytest.raises(InputError, match=r"'w'|'v'|empty"):
-        average_weights([{"w": torch.zeros(2)}, other] if other else [])
-
-
 def test_greedy_runs_are_added_as_a_naive_program_adds_them(made: Path, tmp_path: Path) -> None:
     folders = [made / f"run {n}" for n in (2, 0, 3, 1)]
     soup = shoal.soup(folders, greedy=True, out=tmp_path / "soup", **QUIET)
@@ -116,21 +107,6 @@ def test_the_uniform_soup_is_the_mean_and_a_run(made: Path, tmp_path: Path) -> N
     assert_equal(weights(again.folder), mean([weights(soup.folder), weights(folders[0])]))
 
 
-def test_several_seeds_are_taken_from_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shoal.train("erm", "linear", **SHORT, seeds=2, jobs=1, out="seeds")
-    with pytest.warns(UserWarning, match="do not name the same pretrained weights"):
-        soup = shoal.soup("seeds", **QUIET)
-    assert [path.name for path in soup.runs] == ["seed-0", "seed-1"]
-    assert soup.folder.parent == Path("runs")
-    assert_equal(weights(soup.folder), mean([weights(path) for path in soup.runs]))
-    with (
-        pytest.warns(UserWarning, match="pretrained"),
-        pytest.raises(InputError, match=r"^greedy: .*validation split"),
-    ):
-        shoal.soup("seeds", greedy=True, **QUIET)
-
-
 def refused(folders: Any, message: str, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError, match=message):
@@ -159,16 +135,6 @@ def test_other_data_or_another_model(
 ) -> None:
     other = train(made / "my data.csv", tmp_path / "other", **change)
     refused([made / "run 0", other], message, tmp_path)
-
-
-def test_runs_that_are_not_finished_or_damaged(made: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(made / "run 1", tmp_path / "copy")
-    record = json.loads((copy / "record.json").read_text())
-    (copy / "record.json").write_text(json.dumps({**record, "status": "diverged"}))
-    refused([made / "run 0", copy], "copy' is not the finished training of a network", tmp_path)
-    (copy / "record.json").write_text(json.dumps(record))
-    save_file({**weights(copy), "extra": torch.zeros(1)}, copy / "model.safetensors")
-    refused([made / "run 0", copy], "'extra' is not alike", tmp_path)
 
 
 def test_batchnorm_gets_the_statistics_of_the_mean(tmp_path: Path) -> None:

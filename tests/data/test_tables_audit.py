@@ -79,12 +79,6 @@ class TestLeaks:
         assert "third:" not in found
         assert not warned({**table, "total": NOISE[0] + NOISE[1] + NOISE[3] / 3}, "total")
 
-    def test_another_task_is_examined_anew(self) -> None:
-        y = np.tile([0, 1, 2], 60)
-        table = {"copy": y * y, "z": np.random.default_rng(0).normal(size=180), "site": np.repeat(SITES, 60)}
-        for task, words in (("classification", "balanced accuracy"), ("regression", "R²")):
-            assert words in warned({**table, "y": y}, "y", task=task)
-
 
 class TestDomains:
     def test_columns_that_identify_the_domain(self) -> None:

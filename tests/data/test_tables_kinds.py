@@ -35,10 +35,7 @@ def test_marks_of_missing_cells() -> None:
     [
         *[(lambda n, r: str(r.integers(100, 999)), name) for name in ("surface area", "glycemic index")],
         *[(lambda n, r: str(r.integers(100, 999)), name) for name in ("body_mass_index", "HeatIndex")],
-        (lambda n, r: n * 37 % 101 / 8, "key"),
         (lambda n, r: 99 if n % 10 == 0 else n % 99, "x"),
-        (lambda n, r: 9999 if n == 3 else 20 + n % 7 / 2, "x"),
-        (lambda n, r: "9" * 400 if n < 3 else str(n * 37 % 101), "x"),
         (lambda n, r: f"{n % 24:02d}:{n % 60:02d}", "x"),
     ],
 )
@@ -52,21 +49,13 @@ def test_measurements_are_numbers(cell: Any, name: str) -> None:
     ("cell", "name", "wanted", "says"),
     [
         (lambda n, r: 3 * n, "index", "dropped", "named like an identifier"),
-        (lambda n, r: 3 * n, "row_index", "dropped", "named like an identifier"),
         (lambda n, r: f"user{n}@mail.example.org", "x", "dropped", "different in .almost. every row"),
-        (lambda n, r: f"https://example.org/{n}/a/b", "x", "dropped", "different in .almost. every row"),
         (lambda n, r: f"+47 {n:02d} {n * 7 % 90} 15 22", "x", "dropped", "different in .almost. every row"),
-        (lambda n, r: f"({n + 200}) 555-{n * 7:04d}", "x", "dropped", "different in .almost. every row"),
         (lambda n, r: f"Number{n}, Mr. Owen Harris", "Name", "text", "the name suggests an identifier"),
-        # ordered with gaps; without a repetition where chance would repeat; ten digits
         (lambda n, r: 100_000 + 17 * n + int(r.integers(17)), "x", "numeric", "different in every row"),
-        (lambda n, r: (n * 7919) % 1009, "x", "numeric", "different in every row"),
-        (lambda n, r: int(r.integers(10**9, 10**10)), "x", "numeric", "different in every row"),
         (lambda n, r: [501, 2134, 90210, 60601][n % 4], "zip", "categorical", "according to the column name"),
         (lambda n, r: 2**60 + n % 3, "x", "categorical", "too large to be represented exactly"),
-        (lambda n, r: str(-(2**60) + n % 3), "x", "categorical", "too large to be represented exactly"),
         (lambda n, r: -999 if n % 10 == 0 else 20 + n % 7 / 2, "x", "numeric", "if it marks missing values"),
-        (lambda n, r: 9999 if n % 10 == 0 else 20 + n % 7 / 2, "x", "numeric", "if it marks missing values"),
         (lambda n, r: f"{n}k" if n % 5 == 0 else n * 37 % 907, "x", "numeric", "the unit k and some"),
         (lambda n, r: ["NO", "SI"][n % 2], "country", "categorical", "^$"),
         (lambda n, r: ["no", "si"][n % 2], "x", "boolean", "^$"),

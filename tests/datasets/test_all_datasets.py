@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from itertools import combinations
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from shoal import datasets, models
-from shoal.api.listing import listing
 from shoal.data.batch import TensorData
 from shoal.errors import InputError
 
@@ -22,7 +20,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 FILES = {"rotated-mnist": "mnist", "coloured-mnist": "mnist", "heart": "heart_disease"}
 IN_MEMORY = (*SMALL, *FILES, "rotated-digits", "coloured-digits")
-OWN = {"image-folder", "manifest", "table"}
 
 
 @pytest.mark.parametrize("name", IN_MEMORY)
@@ -49,21 +46,6 @@ def test_datasets_in_memory(name: str) -> None:
     assert model(x).shape == (5, data.classes)
     again: Any = datasets.load(name, **SMALL.get(name, {})).examples
     assert torch.equal(again.batch(some)[0], x)
-
-
-def test_every_dataset_is_listed_with_what_it_is() -> None:
-    entries = {each["name"]: each for each in listing(["datasets"]).datasets}
-    assert list(entries) == datasets.registry.names()
-    for name, each in entries.items():
-        module = datasets.registry.module(name)
-        assert each["summary"]
-        assert "\n" not in each["summary"]
-        assert each["paper"]
-        if hasattr(module, "PUBLISHED"):
-            newest = list(module.PUBLISHED.counts.values())[-1]
-            assert f"{sum(newest['examples'].values()):,}" in each["summary"]
-        can_hold_out = "held_out" in inspect.signature(module.load).parameters
-        assert can_hold_out == (hasattr(module, "DOMAINS") or name in OWN), name
 
 
 def test_unknown_names_and_options_are_named() -> None:

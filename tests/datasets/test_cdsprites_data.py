@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal import datasets
 from shoal.data.batch import DomainData
 from shoal.datasets import cdsprites as drawing
-from shoal.datasets.cdsprites import SpriteData, latent_grid, load, render
+from shoal.datasets.cdsprites import SpriteData, load, render
 from shoal.errors import InputError
 
 
@@ -66,18 +66,6 @@ def test_agrees_with_a_naive_drawing(shape: int) -> None:
         assert (image != drawn_naively(latent)).sum() <= (0 if shape == 0 else 1)
 
 
-def test_an_image_does_not_depend_on_its_chunk() -> None:
-    latents = latent_grid((2, 0, 1))[::3001]  # several chunks and all shapes, in mixed order
-    latents = latents[torch.randperm(len(latents), generator=torch.Generator().manual_seed(0))]
-    images = render(latents)
-    assert images.dtype == torch.uint8
-    for row in (0, 63, 64, len(latents) - 1):
-        assert torch.equal(images[row], render(latents[row : row + 1])[0])
-    assert render(latents[:0]).shape == (0, 64, 64)
-    weights = torch.tensor([6 * 40 * 1024, 40 * 1024, 1024, 32, 1])
-    assert torch.equal((latent_grid((0, 1, 2)) * weights).sum(1), torch.arange(737_280))  # in their order
-
-
 # CdSprites-N
 
 
@@ -108,31 +96,6 @@ def test_colour_tells_the_shape_in_training_domains_only() -> None:
     image, _ = examples[int(row)]
     paint = examples.palette[examples.colours[row]]
     assert torch.equal(image, examples.masks[row] * paint[:, None, None])
-
-
-def test_palettes() -> None:
-    """Hues go round the wheel, a domain's two are neighbours; random colours follow the seed."""
-    small = {"domains": 3, "per_domain": 2}
-    wheel = [[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]
-    assert made(**small)[1].palette.tolist() == wheel
-    a, b, c = (made(**small, palette="random", seed=seed)[1].palette for seed in (0, 0, 1))
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-
-
-def test_the_seed_reshuffles_and_other_options_only_shorten() -> None:
-    (long, of_long), (short, of_short), (_, other) = (
-        made(domains=2, per_domain=n, seed=s) for n, s in ((40, 0), (10, 0), (40, 1))
-    )
-    large = made(domains=2, per_domain=40, size=64)[1]
-    for split, domain in (("train", 1), ("validation", 0), ("test", 0)):
-        first = rows(long, split, domain)[:10]
-        images = of_long.batch(first)[0]
-        assert torch.equal(images, of_short.batch(rows(short, split, domain))[0])
-        assert torch.equal(images, large.batch(first)[0][:, :, ::2, ::2])
-    assert not torch.equal(of_long.masks, other.masks)
-    assert "masks" not in vars(of_long.to("meta"))  # drawn when they are needed
-    assert of_long.to("cpu") is of_long
 
 
 @pytest.mark.parametrize(

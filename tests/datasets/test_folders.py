@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 from PIL import Image
 
 from shoal import datasets
-from shoal.api.data import check
-from shoal.datasets.folders import remove_copies, sort_by_camera
+from shoal.datasets.folders import remove_copies
 from shoal.errors import InputError
 
 COUNTS = {
@@ -62,21 +60,6 @@ def test_found_in_its_folder_above_it_and_by_default(
     assert (data.classes, data.class_names, data.input_shape) == (2, ("cat", "dog"), (3, 16, 16))
 
 
-@pytest.mark.parametrize(
-    ("name", "folders"),
-    [
-        ("terra-incognita", {n: f"location_{n[1:]}" for n in ("L100", "L38", "L43", "L46")}),
-        ("office-home", {"art": "Art", "clipart": "Clipart", "product": "Product", "real": "Real World"}),
-        ("vlcs", {"Caltech101": "CALTECH", "LabelMe": "LABELME", "SUN09": "SUN", "VOC2007": "PASCAL"}),
-    ],
-)
-def test_mirrors_name_folders_otherwise(name: str, folders: dict[str, str], tmp_path: Path) -> None:
-    plant(tmp_path, name, folders)
-    data = datasets.load(name, folder=str(tmp_path), size=16, held_out=[])
-    assert set(data.splits["train"].names) == set(layout(name).domains)
-    assert data.classes == 2
-
-
 def test_what_is_missing_is_named_and_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,13 +74,6 @@ def test_what_is_missing_is_named_and_where_to_get_it(
     assert datasets.registry.module("pacs").DOWNLOAD.there(tmp_path) is None
 
 
-def test_the_check_compares_with_published_counts(tmp_path: Path) -> None:
-    plant(tmp_path, "pacs")
-    report = check(tmp_path, dataset="pacs", workers=1, progress=False)
-    assert any("photo has 12 images, not 1,670" in p for p in report.problems)
-    assert any("there are 2 classes, not 7" in p for p in report.problems)
-
-
 def test_domainnet_without_duplicates(tmp_path: Path) -> None:
     for name in ("real/cat/a.jpg", "real/cat/b.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -110,24 +86,3 @@ def test_domainnet_without_duplicates(tmp_path: Path) -> None:
     assert remove_copies(tmp_path).startswith("1 images")
     assert [p.name for p in tmp_path.rglob("*.*")] == ["a.jpg"]
     assert outside.exists()
-
-
-def test_terra_incognita_is_sorted_by_its_labels(tmp_path: Path) -> None:
-    """Four cameras and ten classes are kept; an image of two animals is in both classes."""
-    images = tmp_path / "eccv_18_all_images_sm"
-    images.mkdir()
-    kinds = {1: "dog", 2: "cat", 3: "car"}
-    rows = [("a", 46, [1]), ("b", 38, [1, 2]), ("c", 7, [1]), ("d", 100, [3]), ("e", 43, [2])]
-    for name, *_ in rows[:4]:
-        (images / f"{name}.jpg").write_text(name)
-    content = {
-        "categories": [{"id": i, "name": name} for i, name in kinds.items()],
-        "images": [{"id": n, "file_name": f"{n}.jpg", "location": camera} for n, camera, _ in rows],
-        "annotations": [{"image_id": n, "category_id": c} for n, _, classes in rows for c in classes],
-    }
-    (tmp_path / "labels.json").write_text(json.dumps(content))
-    assert "2 of 3 images" in sort_by_camera(tmp_path)
-    found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
-    assert found == ["location_38/cat/b.jpg", "location_38/dog/b.jpg", "location_46/dog/a.jpg"]
-    with pytest.raises(InputError, match="no labels"):
-        sort_by_camera(tmp_path)

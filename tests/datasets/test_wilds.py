@@ -13,11 +13,9 @@ import torch
 
 from imitations.wilds import WILDS
 from shoal import datasets
-from shoal.api.data import check
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.datasets import registry
-from shoal.datasets.wilds import SPLITS, Published, find, published
+from shoal.datasets.wilds import SPLITS, published
 from shoal.errors import InputError
 from shoal.training.metrics import METRICS, Outcome
 
@@ -136,18 +134,6 @@ def test_countries_and_categories_are_the_packages(wilds_package: Any) -> None:
     assert published("fmow").columns["category"] == categories
 
 
-def test_names_of_domains_and_groups(wilds_root: Path) -> None:
-    hospitals = loaded("camelyon17", wilds_root)
-    assert hospitals.splits["train"].names == ("hospital 0", "hospital 3", "hospital 4")
-    assert hospitals.notes["examples"] == "version 1.0"
-    land, years = (loaded("fmow", wilds_root, group_by=g).splits for g in ("year and region", "year"))
-    assert {"2002, Asia", "2012, Other"} < set(land["train"].names)
-    assert years["train"].names == tuple(map(str, range(2002, 2013)))
-    assert years["train"].examples().tolist() == land["train"].examples().tolist()
-    assert set(land["test"].names) == {"Africa", "Americas", "Asia", "Europe", "Oceania", "Other"}
-    assert loaded("poverty", wilds_root).splits["test"].names == ("rural", "urban")
-
-
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_are_the_packages(name: str, wilds_root: Path, wilds_package: Any) -> None:
     """Of random predictions."""
@@ -186,27 +172,10 @@ def copied(name: str, root: Path, to: Path) -> Path:
     return place
 
 
-def test_versions_and_places(wilds_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = wilds_root / "fmow_v1.1"
-    assert find("fmow", wilds_root) == find("fmow", own)
-    assert (find("fmow", own).place, find("fmow", own).version) == (own, "1.1")
-    for version in ("2.0", "2.1"):
-        (tmp_path / f"amazon_v{version}").mkdir()
-        (tmp_path / f"amazon_v{version}" / "reviews.csv").touch()
-    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
-    assert find("amazon", None).version == find("amazon", tmp_path).version == "2.1"
-    assert find("amazon", tmp_path / "amazon_v2.0").version == "2.0"
-    for place in (tmp_path, wilds_root / FOLDERS["iwildcam"]):  # which has another's metadata.csv
-        with pytest.raises(InputError, match=r"no folder camelyon17_v1\.0 with metadata\.csv.*server "):
-            find("camelyon17", place)
-
-
 @pytest.mark.parametrize(
     ("name", "table", "old", "new", "message"),
     [
         ("camelyon17", "metadata.csv", ",tumor,", ",tumour,", "not found: .*'tumor'"),
-        ("camelyon17", "metadata.csv", ",0\n", ",2\n", r"row \d+: split is 2; it must be one of .0, 1"),
-        ("camelyon17", "metadata.csv", ",0,", ",,", "Integer column has NA values"),
         (
             "fmow",
             "rgb_metadata.csv",
@@ -254,14 +223,3 @@ def test_villages_are_mirrored_in_training_only(wilds_root: Path) -> None:
     drawn = [examples[trained][0] for _ in range(40)]
     assert {next(k for k, one in enumerate(turned) if torch.equal(one, x)) for x in drawn} == {0, 1, 2, 3}
     assert torch.equal(examples[tested][0], examples.evaluation()[tested][0])
-
-
-def test_the_check_compares_with_published_counts(wilds_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = loaded("iwildcam", wilds_root).splits
-    counts = {s: len(d.examples()) for s, d in splits.items()}
-    entry = registry.module("iwildcam")
-    for test, problems in ((counts["test"], []), (70, [f"test has {counts['test']} examples, not 70"])):
-        expected = {"examples": {**counts, "test": test}, "domains": {s: len(d) for s, d in splits.items()}}
-        about = {**vars(published("iwildcam")), "counts": {"2.0": {**expected, "source": "us"}}}
-        monkeypatch.setattr(entry, "PUBLISHED", Published(**about))
-        assert check(wilds_root, dataset="iwildcam", workers=1).problems == problems

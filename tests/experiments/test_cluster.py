@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,21 +84,6 @@ def test_a_run_whose_worker_is_killed_resumes(store: Store) -> None:
     killer.join()
     assert [numbers(r) for r in outcome.records] == alone(wanted)
     assert files(store.folder) == names(wanted)
-
-
-@pytest.mark.slow
-def test_runs_that_are_interrupted_save_their_state(store: Store) -> None:
-    wanted = configs(2, 10**6)
-
-    def interrupt() -> None:
-        while not all(store.progress(c).exists() and store.progress(c).read_text() > "0" for c in wanted):
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt, match="the same command resumes"):
-        execute(wanted, store, engine="ray")
-    assert all(list(store.workplace(c).glob("checkpoints/step-*")) for c in wanted)
 
 
 def test_what_is_not_there(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

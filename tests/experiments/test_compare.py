@@ -118,17 +118,6 @@ def test_the_best_trial_on_validation() -> None:
         assert best_trial([record(BASE, domains, 1), record(BASE, [0.5, 0.5], 0)]) == 0
 
 
-def test_the_trial_selected_most_often() -> None:
-    """Trials are each seed's own: the same number has other hyperparameters in another seed."""
-    one, other = (RunConfig("table", "fish", 5, settings={"meta_lr": m}, lr=0.1) for m in (0.5, 0.2))
-    cases = [
-        {"algorithm": "fish", "fold": fold, "seed": 0, "trial": n, "settings": {"meta_lr": m}, "lr": 0.1}
-        for fold, n, m in (("a", 1, 0.3), ("b", 2, 0.2), ("c", 1, 0.2))
-    ]
-    assert compare.selected_trial([one, other], cases, "fish") == other
-    assert compare.selected_trial([one, other], cases, "erm") is None
-
-
 SCORES = {
     "erm": {"0°": [0.5, 0.625], "75°": [0.25, 0.375]},
     "fish": {"0°": [0.75, 0.625], "75°": [0.25, 0.5]},

@@ -63,13 +63,9 @@ def test_no_drift_is_seldom_flagged() -> None:
     ("column", "change", "flag", "words"),
     [
         ("age", lambda v, rng: v + 5, "values", r"median (49|50)(\.\d+)?, now 5[45]"),
-        ("age", lambda v, rng: 50 + 2.5 * (v - 50), "values", "median"),
         ("age", lambda v, rng: v + 1000, "values", r"now 10\d\d, outside the training range"),
-        ("age", lambda v, rng: np.where(rng.random(len(v)) < 0.3, np.nan, v), "missing", r"now 3\d"),
         ("age", lambda v, rng: np.full(len(v), np.nan), "missing", "now 100.0%"),
-        ("count", lambda v, rng: v + rng.poisson(1, len(v)), "values", "median 2, now 3"),
         ("day", lambda v, rng: v + 730, "values", "now 2026-.*outside the training range"),
-        ("colour", lambda v, rng: np.sort(v)[::-1][len(v) // 4 :].repeat(2), "values", "proportions"),
         ("colour", lambda v, rng: np.r_[["mauve"] * 100, v[100:]], "values", r"20.0% not in .*'mauve'"),
     ],
 )

@@ -136,9 +136,6 @@ def test_as_in_plain_loops(
     assert Recommendation.from_dict(found.to_dict()) == found
 
 
-LINEAR = np.array([0.70, 0.60, 0.80, 0.50])
-
-
 def test_a_row_that_left_the_race_only_counts() -> None:
     scores = {"logistic-regression": [0.5] * 3, "erm": [0.9] * 3, "fish": [0.9] * 3}
     for how, state in (("average", "tied"), ("chance", "use")):

@@ -23,7 +23,6 @@ from shoal.experiments.store import Store
 from shoal.training.stopping import Interrupted
 
 CONFIG = RunConfig("linear", "erm", 60, batch_size=8, eval_every=20)
-WILD = replace(TINY, lr=1e6, optimizer_options={"momentum": 10.0}, steps=40)
 SHORT: dict[str, Any] = {"steps": 12, "batch_size": 8, "device": "cpu", "out": "run", "progress": False}
 
 
@@ -50,14 +49,6 @@ def test_a_run_in_a_folder_is_the_same_and_is_not_repeated() -> None:
     times = {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()}
     assert run(replace(TINY, label="the same"), "cpu", Path("run"), options={"workers": 0}) == record
     assert {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()} == times
-
-
-def test_a_diverged_run_has_a_record_and_no_model() -> None:
-    record = run(WILD, "cpu", Path("run"))
-    assert record.status == "diverged"
-    assert run(WILD, "cpu", Path("run")) == record
-    assert not Path("run/model.safetensors").exists()
-    assert [r.status for r in execute([WILD], Store("runs"), device="cpu").records] == ["diverged"]
 
 
 def test_an_interrupted_run_resumes_to_the_same_bits() -> None:

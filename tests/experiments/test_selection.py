@@ -133,20 +133,3 @@ def naive_choice(rows: list[dict[str, Any]], name: str, rule: str, sign: int) ->
 def check_summary(summary: dict[str, Any], values: list[float]) -> None:
     assert summary["mean"] == (pytest.approx(sum(values) / len(values)) if values else None)
     assert summary["se"] == (pytest.approx(naive.standard_error(values)) if len(values) > 1 else None)
-
-
-def test_missing_runs_are_listed() -> None:
-    configs, records, _ = made_up(3, 2, 2, 1, 4, random.Random(0), "accuracy")
-    gone = config(("d0", "d2"), seed=1, trial=1, algorithm="fish")
-    rest = [r for r in records if r.config != gone]
-    (result,) = selection.sweep_results(configs, rest, "leave-one-out")
-    assert result["missing"] == ["fish on made, d0 and d2 held out, seed 1, hyperparameter trial 1"]
-    missing = [c for c in result["cases"] if c["status"] == "missing"]
-    assert {(c["algorithm"], c["held_out"], c["seed"]) for c in missing} == {
-        ("fish", "d0", 1),
-        ("fish", "d2", 1),
-    }
-    assert selection.sweep_results(configs, rest)[0]["missing"] == []
-    two = [config(("a",)), config(("b",))]
-    assert len(selection.sweep_results(two, [])[0]["missing"]) == 2
-    assert "needs three" in selection.sweep_results(two, [], "leave-one-out")[0]["missing"][0]

@@ -106,10 +106,8 @@ def test_templates_are_averaged(folders: dict[str, str]) -> None:
         ({"class_names": ["silly", "Silly ", "warm"]}, r"'silly' and 'Silly ' give equal prompts"),
         ({"class_names": ["warm", "日", "本"]}, "'日' and '本' give equal prompts"),  # unknown words
         ({"class_names": ["warm", "no " * 20 + "a", "no " * 20 + "b"]}, "give equal prompts"),  # truncated
-        ({"class_names": ["silly", "warm"]}, "class_names, one for each of 3 classes"),
         ({"class_names": None}, "class_names, one for each of 3 classes"),
         ({"prompts": ["a photo"]}, r"templates with \{\}"),
-        ({"lora": 2, "frozen": True}, "specify only one"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str, folders: dict[str, str]) -> None:

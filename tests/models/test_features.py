@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
-import shoal
 from shoal.errors import InputError
-from shoal.models import FeatureExtractor, FeatureModel
-from shoal.models.features import find_head
+from shoal.models import FeatureExtractor
 
 
 def numbers(count: int = 5, shape: tuple[int, ...] = (4,)) -> Tensor:
@@ -102,12 +98,6 @@ def test_models_of_others(timm: Any) -> None:
     check(roberta, "classifier.out_proj", input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
-def test_inputs_of_any_kind() -> None:
-    model, x = seeded(Own), numbers()
-    for args, kwargs in (((x,), {}), (({"x": x},), {}), ((x,), {"shift": torch.ones(4)}), ((), {"x": x})):
-        check(model, "fc", *args, **kwargs)
-
-
 @pytest.mark.parametrize(
     ("ending", "is_output"),
     [
@@ -162,19 +152,6 @@ def test_what_cannot_be_features(model: Any, layer: str | None, x: Tensor, messa
         FeatureExtractor(model(), layer).find(x)
 
 
-def test_before_any_pass_after_the_end_and_after_a_failure() -> None:
-    extractor = FeatureExtractor(model := Own().eval())
-    with pytest.raises(InputError, match="not executed in a forward pass"):
-        _ = extractor.features
-    with pytest.raises(RuntimeError):
-        model(numbers(2, (5,)))
-    model(x := numbers())
-    assert torch.equal(extractor.features, model.body(x))
-    extractor.close()
-    with pytest.raises(InputError, match="not executed in a forward pass"):
-        _ = extractor.features
-
-
 def test_the_trial_pass_changes_nothing() -> None:
     x, plain, watched = numbers(), seeded(Own), seeded(Own)
     plain.body.eval()
@@ -194,18 +171,6 @@ def test_the_trial_pass_changes_nothing() -> None:
     assert slope.abs().sum() > 0  # the features have their graph
 
 
-def test_a_copy_of_the_model_does_not_record_for_the_first() -> None:
-    extractor = FeatureExtractor(model := seeded(Own).eval())
-    model(x := numbers())
-    before = extractor.features
-    copy.deepcopy(model)(-x)
-    assert torch.equal(extractor.features, before)
-    copied = pickle.loads(pickle.dumps(extractor))
-    copied.attach()
-    copied.model(-x)
-    assert torch.equal(copied.features, model.body(-x))
-
-
 def test_compiled_models() -> None:
     torch.compiler.reset()
     plain = seeded(Own).eval()
@@ -218,48 +183,3 @@ def test_compiled_models() -> None:
         (slope,) = torch.autograd.grad(extractor.features.square().sum(), plain.body[0].weight)
         (wanted,) = torch.autograd.grad(plain.body(x).square().sum(), plain.body[0].weight)
         torch.testing.assert_close(slope, wanted)
-
-
-def test_distributed_data_parallel() -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        inner = seeded(Own)
-        model = nn.parallel.DistributedDataParallel(inner, find_unused_parameters=True)
-        extractor = FeatureExtractor(model)
-        for x in (numbers(), -numbers()):
-            output = model(x)
-            assert torch.equal(output, inner.fc(extractor.features))
-            (output.sum() + extractor.features.square().sum()).backward()
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("name", ["coral", "fishr"])
-def test_training_a_plain_module_as_its_parts(name: str) -> None:
-    def network() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
-
-    data = {name: (numbers(12) * (1 + n), torch.arange(12) % 3) for n, name in enumerate("ab")}
-    parts = seeded(network)
-    models = [seeded(network), FeatureModel(parts[:3], parts[3])]
-    for model in models:
-        options: dict[str, Any] = {"steps": 3, "batch_size": 4, "progress": False, "device": "cpu"}
-        shoal.fit(name, model, data, settings={"start": 0, "weight": 1.0}, **options)
-        assert not hooks(model)
-    for a, b in zip(*(m.state_dict().values() for m in models), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_the_head_of_a_model() -> None:
-    x = numbers(2, (3, 8, 8))
-    model = FeatureModel(nn.Flatten(), nn.Sequential(nn.Dropout(0.1), nn.Linear(192, 4)))
-    assert find_head(model, x) is model.head
-    plain = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU(), nn.Linear(5, 4))
-    assert find_head(plain, x) is plain[3]
-    assert not hooks(plain)
-    tail = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 4))
-    for headless in (CONV, tail):
-        with pytest.raises(InputError, match=r"no head.*FeatureModel"):
-            find_head(headless, x)

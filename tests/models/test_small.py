@@ -18,11 +18,6 @@ INPUTS: dict[str, list[tuple[int, ...]]] = {
     "linear": [(4,)],
     "tabular": [(1,)],
 }
-WRONG = [
-    *(("sprite-cnn", shape) for shape in ((3, 64), (3, 64, 32), (3, 28, 28))),
-    *(("small-cnn", (1, 16, 7)), ("mnist-cnn", (28, 28)), ("pixel-linear", (4,))),
-    *(("mlp", ()), ("linear", (2, 2)), ("tabular", (1, 16, 16))),
-]
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -51,22 +46,13 @@ def test_outputs_and_seeds(name: str) -> None:
     assert not torch.equal(first, weights(1))
 
 
-@pytest.mark.parametrize(("name", "shape"), WRONG)
-def test_wrong_input_shapes_are_named(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match=f"model '{name}' takes"):
-        models.build(name, input_shape=shape, classes=2, seed=0)
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
         ("sprit-cnn", {}, r"unknown model 'sprit-cnn'.*'sprite-cnn'"),
-        ("feature-model", {}, "unknown model 'feature-model'"),
         ("", {}, "no default model"),
         ("linear", {"classes": 1}, "classes must be at least 2.*got 1"),
-        ("linear", {"input_shape": (-3,)}, "input_shape must be at least 1"),
         ("mnist-cnn", {"width": 12}, "width of model 'mnist-cnn'.*got 12"),
-        ("mlp", {"depth": 3}, "unknown option of model 'mlp': 'depth'"),
     ],
 )
 def test_bad_names_and_options(name: str, changes: dict[str, int], message: str) -> None:

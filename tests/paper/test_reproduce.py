@@ -20,9 +20,7 @@ from shoal.paper.reproduce import reproduce
         ("theorem", {"engine": "ray"}, "^engine: theorem does not use it"),
         ("cdsprites", {"seeds": 0}, "seeds must be at least 1, got 0"),
         ("cdsprites", {"only": "palete"}, "Did you mean 'palette'"),
-        ("lineer", {}, "Did you mean 'linear'"),
         ("wilds", {"datasets": ["fmo"]}, "Did you mean 'fmow'"),
-        ("wilds", {"algorithms": ["fsh"]}, "Did you mean 'fish'"),
     ],
 )
 def test_wrong_options(experiment: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -90,19 +90,6 @@ def test_runs_are_those_of_the_papers_algorithms(number: int) -> None:
                             p.copy_(s + 0.3 * (p - s))
 
 
-def test_the_constant_classifiers() -> None:
-    """Only the last layer has a gradient, and they say the same of every image."""
-    labels = torch.tensor([0, 0, 0, 1])
-    torch.testing.assert_close(tracking.constant_bias(labels, 2).softmax(0), torch.tensor([0.75, 0.25]))
-    torch.testing.assert_close(tracking.constant_bias(torch.tensor([1.0, 3.0]), None), torch.tensor([2.0]))
-    config = tracking.plan("cdsprites", Request("tracking", Path("out"), quick=True))[0]
-    right, wrong = tracking.constants(replace(config, batch_size=32), "cpu").values()
-    assert right["score"] == pytest.approx(0.5, abs=0.2)  # the share of a class
-    assert -1 <= right["mean_cosine"] <= 1
-    assert wrong["mean_cosine"] > 0.9  # wrong everywhere in the same way
-    assert wrong["mean_inner_product"] > abs(right["mean_inner_product"])
-
-
 def test_from_runs_to_a_figure(tmp_path: Path) -> None:
     result = reproduce("tracking", seeds=2, out=tmp_path, **QUICK)
     values = result.data["cdsprites"]
