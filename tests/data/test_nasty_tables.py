@@ -75,7 +75,7 @@ def test_each_column_is_what_it_is(called: str, tmp_path: Path) -> None:
 
 
 CELLS = {
-    "number": st.floats(-1e6, 1e6).map(lambda v: f"{v:.3f}") | st.integers(-5000, 5000).map(str),
+    "number": st.floats(-1e6, 1e6).map(lambda v: f"{v:.4f}") | st.integers(-5000, 5000).map(str),
     "grouped": st.floats(0, 1e6).map(lambda v: f"{v:,.2f}"),
     "money": st.floats(-1e4, 1e4).map(lambda v: f"${v:.2f}".replace("$-", "-$")),
     "percent": st.integers(0, 100).map(lambda v: f"{v}%"),

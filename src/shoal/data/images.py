@@ -166,10 +166,12 @@ def inspect_files(paths: Sequence[str], workers: int, on_progress: Callable[[int
 
     rows = []
     parallel = Parallel(n_jobs=max(1, workers), return_as="generator", batch_size=64)
-    for count, row in enumerate(parallel(delayed(_inspect)(path) for path in paths), 1):
+    whole = map(os.path.abspath, paths)  # a worker may have been started in another folder
+    for count, row in enumerate(parallel(delayed(_inspect)(path) for path in whole), 1):
         rows.append(row)
         on_progress(count)
-    return pd.DataFrame(rows, columns=["path", "problem", "digest", "transparent"])
+    found = pd.DataFrame(rows, columns=["path", "problem", "digest", "transparent"])
+    return found.assign(path=list(paths))
 
 
 def _inspect(path: str) -> tuple[str, str | None, str, bool]:

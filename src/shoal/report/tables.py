@@ -1,4 +1,4 @@
-"""Tables as text for a terminal, and as Markdown and HTML; and how their cells are written."""
+"""Tables as text for a terminal, Markdown, HTML and LaTeX; and how their cells are written."""
 
 from __future__ import annotations
 
@@ -61,6 +61,12 @@ class Table:
         import pandas
 
         return str(pandas.DataFrame(self.rows, columns=self.columns).to_html(index=False, border=0))
+
+    def latex(self) -> str:
+        """A ``tabular`` for the package booktabs; cells are text."""
+        import pandas
+
+        return str(pandas.DataFrame(self.rows, columns=self.columns).to_latex(index=False, escape=True))
 
     def _right(self) -> list[bool]:
         """Columns of numbers."""
