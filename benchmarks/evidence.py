@@ -43,9 +43,10 @@ rate 1e-3, 12,000 minibatches of 64; Fish with ε = 0.1 and reset inner state. I
 
 One domain at a time is held out, or ten groups of domains. All rows have the same network, optimizer, steps
 and early stopping, and their default hyperparameters, with one seed: the second seed and the trials of the
-plan were not run. Text is encoded by a frozen MiniLM. The differences are paired by domain, their 95 % intervals clustered by fold. "Better" and "worse" are meant after Holm's
-correction over the rows of a dataset, at 5 %; the last column is the smallest true difference that is seen
-with 80 % power. AUC and accuracy are in percent.
+plan were not run. Text is encoded by a frozen MiniLM. The differences are paired by domain, their 95 %
+intervals clustered by fold. "Better" and "worse" are meant after Holm's correction over the rows of a
+dataset, at 5 %; the last column is the smallest true difference that is seen with 80 % power. AUC and
+accuracy are in percent.
 
 {natural}
 
