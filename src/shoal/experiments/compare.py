@@ -38,8 +38,8 @@ ALGORITHMS = (
     "fishr",
     "coral",
 )
-"""Compared by default, with the baselines: plain training, Fish, the controls that explain a gain (equal weight
-for every domain, random grouping), and those with the best mean ranks in docs/evidence/records.md."""
+"""Compared by default, with the baselines: plain training, Fish, the controls that explain a gain (equal
+weight for every domain, random grouping), and those with the best mean ranks in docs/evidence/records.md."""
 PRETRAINED = ("erm", "swad", "erm++", "coral", "fish", "fish:regrouped", "auto")
 """The same for a pretrained model, with recipes for fine-tuning."""
 FOLDS = 10
