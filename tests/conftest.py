@@ -1,6 +1,10 @@
 import os
+import signal
 import sys
 from pathlib import Path
+
+# Jobs in the background of a shell ignore it, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # For the processes that tests start, too: several threads in each wait for a core that another one has, and
 # where tests run on all cores a training then takes seven times the processor time.
