@@ -3,9 +3,6 @@ import signal
 import sys
 from pathlib import Path
 
-# Jobs in the background of a shell ignore it, and so would the processes that tests start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # For the processes that tests start, too: several threads in each wait for a core that another one has, and
 # where tests run on all cores a training then takes seven times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,6 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import `references`
 torch.set_num_threads(1)
+# Jobs in the background of a shell ignore it, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
