@@ -314,7 +314,7 @@ def _plan(race: Race, times: Times | None, jobs: int, minutes: float | None) -> 
         if minutes is not None and 60 * minutes < seconds[0]:
             first = f"the first stage ({stages[0].name}) takes {duration(seconds[0])}"
             raise InputError(f"of {minutes:g} minutes is too small: {first}.", "budget")
-        text += f"; about {duration(sum(seconds))} with {many(jobs, 'run')} in parallel"
+        text += f"; up to about {duration(sum(seconds))} with {many(jobs, 'run')} in parallel"
     return text if race.exhaustive else f"{text}. Algorithms that can no longer be recommended leave the race"
 
 
