@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from typing_extensions import Unpack
 
 from shoal.api.result import Result
-from shoal.api.source import IMAGE_FOLDER, OF_TABLE, listed_names
+from shoal.api.source import IMAGE_FOLDER, TABLE_NAMES, listed_names
 from shoal.errors import InputError, TableWarning
 from shoal.options import DataOptions, public
 from shoal.settings import Few
@@ -89,7 +89,7 @@ def check(
         raise InputError("is for folders, and the data are a table.", "dataset")
     if form == "name":
         raise InputError(f"there is no file or folder {str(data)!r}.")
-    allowed = OF_TABLE if table else ("data_options",) if dataset is None else ()
+    allowed = TABLE_NAMES if table else ("data_options",) if dataset is None else ()
     if wrong := [name for name in given if name not in allowed]:
         raise InputError(f"does not apply to the check of a {'table' if table else 'folder'}.", wrong[0])
     if table:

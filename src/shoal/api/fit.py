@@ -266,8 +266,10 @@ def fit(
         if name := full["predictions"]:
             from shoal.training import predictions
 
-            called = "data" if name is True else str(name)
-            predictions.write(job.setup, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
+            dataset_name = "data" if name is True else str(name)
+            predictions.write(
+                job.setup, Path(folder) / "predictions", dataset_name, ("seed", str(full["seed"]))
+            )
         run_folder.finish(model.state_dict(), result.record, result._files)
     return result
 

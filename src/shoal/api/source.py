@@ -21,7 +21,7 @@ from shoal.registry import DATASETS, spelled
 Form = Literal["name", "table file", "image folder", "table", "arrays", "hugging face", "domain data"]
 TABLE, IMAGE_FOLDER = "table", "image-folder"
 """The datasets that read a user's own file or folder."""
-OF_TABLE = tuple(n for n in (*declared(RoleOptions), *declared(TableOptions)) if n != "columns")
+TABLE_NAMES = tuple(n for n in (*declared(RoleOptions), *declared(TableOptions)) if n != "columns")
 """Options of a table that have a flag."""
 
 
@@ -76,7 +76,7 @@ class Source:
     def words(self) -> list[str]:
         """These data and their options on a command line."""
         options = {k: v for k, v in self.options.items() if k not in ("file", "digest", "folder", "held_out")}
-        of_table = {k: options.pop(k) for k in OF_TABLE if self.dataset == TABLE and k in options}
+        of_table = {k: options.pop(k) for k in TABLE_NAMES if self.dataset == TABLE and k in options}
         return [self.given, *as_flags({**of_table, **({"data_options": options} if options else {})})]
 
     def columns(self) -> dict[str, Any] | None:
@@ -86,7 +86,7 @@ class Source:
         from shoal.data.tables import check_table
 
         file = Path(self.options["file"])
-        options = {name: self.options[name] for name in (*OF_TABLE, "columns") if name in self.options}
+        options = {name: self.options[name] for name in (*TABLE_NAMES, "columns") if name in self.options}
         return {"file": file.name, **check_table(file, **options)}
 
     def notes(self) -> list[str]:
@@ -119,7 +119,7 @@ def find_source(
         raise InputError(f"{bad} contradicts bad={own['bad']} in data_options.", "bad_images")
     if (columns := options.get("columns")) is not None:
         own["columns"] = listed_names(columns)
-    given = {k: v for k, v in options.items() if k in OF_TABLE and v not in (None, "", [], {})}
+    given = {k: v for k, v in options.items() if k in TABLE_NAMES and v not in (None, "", [], {})}
     if not isinstance(data, str | Path):
         data = _saved(data, given, folder, home)
     source = _find(str(data), own, given)

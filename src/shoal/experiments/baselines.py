@@ -86,7 +86,7 @@ SPACES: dict[str, Space] = {name: search_space(taken) for name, taken in SETTING
 TREES, EVALUATED = 200, 20
 """The rounds of boosting, and after how many the model is evaluated. A round is one tree, or one for each
 class where there are more than two."""
-ON_CARD = ("dataset", "algorithm", "label", "data_options", "settings", "metric", "select")
+CARD_FIELDS = ("dataset", "algorithm", "label", "data_options", "settings", "metric", "select")
 """Of a configuration; the rest has no part in a baseline, the seed included."""
 KINDS = ("classification", "ordinal", "regression")
 """Tasks for which there are baselines."""
@@ -242,7 +242,7 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
             content["model"] = {"name": config.algorithm, "known": network.known}
             files[FILE] = network.content
         weights = network.state_dict()
-        plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
+        plain, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in CARD_FIELDS}}
         files = with_card(content, files, data, plain, shown)
         sums = run_folder.finish(weights, plain, lambda: files)
     return replace(record, files=sums)

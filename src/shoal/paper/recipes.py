@@ -93,7 +93,7 @@ def runs(
     return [_shrunk(config, small) for config in configs] if quick else configs
 
 
-SAME = ("model", "model_options", "optimizer", "select", "metric")
+SHARED_FIELDS = ("model", "model_options", "optimizer", "select", "metric")
 """Entries of a recipe that are fields of its runs."""
 
 
@@ -121,7 +121,7 @@ def _run(
     alpha, epsilon = recipe["lr"] * variant.rate, recipe["epsilon"] / variant.rate
     own = {**recipe["settings"].get(variant.algorithm, {}), **variant.settings}
     optimizer = dict(recipe.get("optimizer_options", {}))
-    options: dict[str, Any] = {name: recipe[name] for name in SAME if name in recipe}
+    options: dict[str, Any] = {name: recipe[name] for name in SHARED_FIELDS if name in recipe}
     if inner_loop:
         optimizer["weight_decay"] = recipe.get("fish_weight_decay", optimizer.get("weight_decay", 0.0))
         state = epoch if recipe.get("inner_state") == "epoch" else "carry"

@@ -62,10 +62,10 @@ class L2SP(nn.Module):
         self._weights = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
         for n, p in enumerate(self._weights):
             self.register_buffer(f"start_{n}", torch.zeros_like(p))
-        self.begin()
+        self.record_start()
 
     @torch.no_grad()
-    def begin(self) -> None:
+    def record_start(self) -> None:
         """The weights are those to stay close to."""
         for p, start in zip(self._weights, self.buffers(), strict=True):
             if p not in self._head:

@@ -193,8 +193,8 @@ def _warm_start(setup: Setup, stage: str) -> Trainer | None:
         changes |= {"steps": 100 * one_pass, "eval_every": max(1, one_pass // 10), "patience": 5}
         changes["select"] = "best"
     else:
-        usual = {"head": max(1, options["steps"] // 10), "head-train": RELEASED_HEAD_STEPS}
-        steps = int(number or usual[kind]) if isinstance(start, str) else int(start)
+        defaults = {"head": max(1, options["steps"] // 10), "head-train": RELEASED_HEAD_STEPS}
+        steps = int(number or defaults[kind]) if isinstance(start, str) else int(start)
         if isinstance(start, float):  # a fraction of a pass
             steps = max(1, round(start * one_pass))
         changes |= {"steps": steps, "eval_every": steps, "select": "last"}

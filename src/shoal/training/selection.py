@@ -65,7 +65,7 @@ class Selection(Callback):
         if self.setup.options["wise_ft"] is not None:
             self.start = snapshot(self.setup.model)
         if self.setup.l2_sp is not None:
-            self.setup.l2_sp.begin()
+            self.setup.l2_sp.record_start()
         if self.average is not None and self.average.online:
             self.average.state["buffers"] = [b.clone() for b in self.setup.model.buffers()]
 

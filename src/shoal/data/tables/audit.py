@@ -19,7 +19,7 @@ NEARLY, RELATED, EXACTLY = 0.98, 0.9, 0.9999
 """Balanced accuracy, and R² of one column and of several, from which on there is possibly leakage."""
 MOST, LEAST = 20_000, 20
 """Rows that are looked at, and below how many nothing is said."""
-FENCE, LOG_FENCE = 10.0, 3.0
+OUTLIER_DISTANCE, LOG_OUTLIER_DISTANCE = 10.0, 3.0
 """Quartile distances, of labels and of their logarithms, beyond which a label is far from the others."""
 RARE = 0.1
 """The share of rows up to which they are exceptions."""
@@ -137,7 +137,9 @@ def mostly_empty(table: Table, names: Sequence[str]) -> Array:
 def far_labels(values: Array) -> Array:
     """Which labels, few of them, are far from all others; of positive ones, by their ratio too."""
     far = np.ones(len(values), bool)
-    for scaled, fence in [(values, FENCE)] + ([(np.log(values), LOG_FENCE)] if (values > 0).all() else []):
+    for scaled, fence in [(values, OUTLIER_DISTANCE)] + (
+        [(np.log(values), LOG_OUTLIER_DISTANCE)] if (values > 0).all() else []
+    ):
         first, third = np.quantile(scaled, [0.25, 0.75])
         far &= (scaled < first - fence * (third - first)) | (scaled > third + fence * (third - first))
     return far & (len(values) >= LEAST and far.sum() <= RARE * len(values))

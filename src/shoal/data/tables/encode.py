@@ -31,7 +31,7 @@ Array = NDArray[Any]
 Counts = Mapping[str, int]
 FORMAT = 4  # of a description as plain data
 CLIP = 10.0  # standardised numbers end here
-FENCE = 10.0  # quartile distances beyond the quartiles: what lies further has no part in the mean
+OUTLIER_DISTANCE = 10.0  # quartile distances beyond the quartiles: what lies further has no part in the mean
 WORDS, COMPONENTS = 10_000, 100
 """The most frequent words of a text column that count, and the numbers that they are reduced to."""
 LARGEST = sys.float_info.max
@@ -60,7 +60,7 @@ class Scale:
         largest = float(np.abs(known).max()) or 1.0
         shares = known / largest  # whatever their size, sums and squares stay finite
         first, third = np.quantile(shares, [0.25, 0.75])
-        far = FENCE * float(third - first) or math.inf
+        far = OUTLIER_DISTANCE * float(third - first) or math.inf
         low, high = float(first) - far, float(third) + far
         shares = shares.clip(low, high)
         mean, deviation = float(shares.mean()), float(shares.std())

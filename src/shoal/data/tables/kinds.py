@@ -4,8 +4,9 @@ The kind of a column is decided once, from the distinct cells of all rows, and h
 training, prediction and export. What is estimated (means, scales, categories, words) comes from training rows
 alone; see :mod:`shoal.data.tables.encode`.
 
-Of the cells that are not missing (:data:`~shoal.data.tables.cells.MISSING`), at least :data:`ENOUGH` must be
-numbers (or dates) for a column to be numeric (or of dates); the others are then missing as well, and counted.
+Of the cells that are not missing (:data:`~shoal.data.tables.cells.MISSING`), at least :data:`MAIN_SHARE` must
+be numbers (or dates) for a column to be numeric (or of dates); the others are then missing as well, and
+counted.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from shoal.errors import InputError
 Array = NDArray[Any]
 DROPPED = "dropped"
 
-ENOUGH = 0.9
+MAIN_SHARE = 0.9
 """The share of cells that must be numbers, or dates, for a column to be so."""
-NOTABLE = 0.2
+MIXED_SHARE = 0.2
 """From this share on a warning says that a categorical column has many numbers."""
 CATEGORIES = 50  # of a column that have a feature of their own; rarer ones share one
 FEW = 20  # rows below which nothing is taken for an identifier or a code
@@ -238,13 +239,13 @@ def _guess(content: _Content) -> tuple[str, list[str]]:
         return "boolean", []
     if why := _code(content):
         return "categorical", [f"{why}: read as categories; set kinds to read them as numbers"]
-    if content.share("numeric") >= ENOUGH and not _eight_digit_dates(content):
+    if content.share("numeric") >= MAIN_SHARE and not _eight_digit_dates(content):
         return "numeric", []
-    if content.share("date") >= ENOUGH:
+    if content.share("date") >= MAIN_SHARE:
         return "date", []
     notes = []
     for what, kind in (("numbers", "numeric"), ("dates", "date")):
-        if (share := content.share(kind)) >= NOTABLE:
+        if (share := content.share(kind)) >= MIXED_SHARE:
             others = quoted(content.column.values(kind, content.how(kind))[1])
             notes.append(
                 f"{share:.0%} of its cells are {what}, too few to read it as {kind}; the others, such as "
@@ -271,12 +272,12 @@ def _identifier(content: _Content, kind: str) -> tuple[str, str]:
         "the name suggests an identifier; if it is one, drop it, or set group for a repeated entity" * named
     )
     repeated = "is named like an identifier, and few rows share a value (set group for a repeated entity)"
-    mixed = kind == "categorical" and NOTABLE <= max(map(content.share, ("numeric", "date"))) < ENOUGH
+    mixed = kind == "categorical" and MIXED_SHARE <= max(map(content.share, ("numeric", "date"))) < MAIN_SHARE
     if rows < FEW or kind == "text" or mixed or (kind == "numeric" and values is None):
         return "", maybe
     if values is None or kind == "categorical":
-        coded = np.mean([bool(_CODED.fullmatch(name)) for name in content.first(1000)]) > ENOUGH
-        if distinct >= ENOUGH * rows:
+        coded = np.mean([bool(_CODED.fullmatch(name)) for name in content.first(1000)]) > MAIN_SHARE
+        if distinct >= MAIN_SHARE * rows:
             why = "is different in (almost) every row, like an identifier"
         elif distinct >= rows / 2 and coded:
             why = "looks like an identifier (a code shared by few rows)"
@@ -305,7 +306,7 @@ def _code(content: _Content) -> str:
         values = content.counted[0]
     else:
         column, integer = content.column, cells.matches(content.column.encoded[0], "-?[0-9]+")
-        if column.counts[integer].sum() < ENOUGH * content.known:
+        if column.counts[integer].sum() < MAIN_SHARE * content.known:
             return ""
         digits = [column.distinct[n] for n in np.flatnonzero(integer)]
         long = [text for text in digits if len(text) > 15]
