@@ -32,7 +32,7 @@ Counts = Mapping[str, int]
 FORMAT = 4  # of a description as plain data
 CLIP = 10.0  # standardised numbers end here
 OUTLIER_DISTANCE = 10.0  # quartile distances beyond the quartiles: what lies further has no part in the mean
-WORDS, COMPONENTS = 10_000, 100
+WORDS, COMPONENTS = 5_000, 200
 """The most frequent words of a text column that count, and the numbers that they are reduced to."""
 LARGEST = sys.float_info.max
 QUANTILES = 101  # of a training column, to compare new tables with

@@ -70,7 +70,7 @@ class ColumnType:
             "numeric": f"number{unit}, standardised{gaps}",
             "boolean": f"0 or 1, standardised{gaps}",
             "date": f"day, month, weekday (and hour) as numbers{gaps}",
-            "text": "TF-IDF of its words, reduced to at most 100 numbers",
+            "text": "TF-IDF of its words, reduced to at most 200 numbers",
             "categorical": f"one-hot: {categories}",
         }.get(self.kind, "not a feature")
 

@@ -58,7 +58,7 @@ def from_table(
     The kind of each column is inferred from all rows and reported in ``data.inputs["columns_report"]``;
     doubtful cases raise a warning. Means, scales and categories are computed on training rows only. Numbers
     are standardized, categories are one-hot encoded, dates become their day, month, weekday and hour, and
-    text becomes the TF-IDF of its words, reduced to 100 numbers (see :class:`~shoal.data.tables.Encoder`). In
+    text becomes the TF-IDF of its words, reduced to 200 numbers (see :class:`~shoal.data.tables.Encoder`). In
     regression the label is standardized as well, on the training examples; scores are in its own units.
 
     Args:
