@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 
 from references.naive import CopyingFish
 from shoal.errors import InputError
@@ -128,7 +129,36 @@ def test_meta_lr_one_is_the_inner_optimizer_and_reset_is_another(name):
     assert same(ends[1], ends[2]) == (name == "sgd")
 
 
-# Frozen parameters
+def test_the_extra_memory_is_one_copy_of_the_trained_weights():
+    model = make_model()
+    model[0].bias.requires_grad_(False)
+    fish = Fish(Adam(model.parameters(), 0.01), 2)
+    train(model, fish, make_batches(5))
+    slow = lambda: [e["slow"] for e in fish.state.values() if "slow" in e]  # noqa: E731
+    assert sum(map(torch.numel, slow())) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    stores = [s.data_ptr() for s in slow()]
+    train(model, fish, make_batches(4))
+    assert [s.data_ptr() for s in slow()] == stores  # the same memory in every inner loop
+
+
+def test_clipping_and_weights_changed_from_outside_between_inner_loops():
+    model, batches = make_model(), make_batches(6)
+    clip = lambda model, _=None: nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # noqa: E731
+    reference = CopyingFish(copy.deepcopy(model), OPTIMIZERS["adam"], 0.5)
+    fish = Fish(OPTIMIZERS["adam"](model.parameters()), 3)
+    for inner_loop in loops(batches, 3):
+        for batch in inner_loop:
+            fish.zero_grad()
+            loss_of(model, batch).backward()
+            assert clip(model) > 0.5  # it does clip
+            fish.step()
+        reference.walk(inner_loop, loss_of, before_step=clip)
+        assert same(model, reference.model)
+        for each in (model, reference.model):
+            each.load_state_dict(make_model(seed=9).state_dict())
+
+
+# Frozen, thawed and added parameters
 
 
 def test_frozen_parameters_stay_to_the_bit():
@@ -144,6 +174,60 @@ def test_frozen_parameters_stay_to_the_bit():
     frozen = make_model().requires_grad_(False)
     Fish(SGD(frozen.parameters(), 0.1), 1).step()
     assert same(frozen, make_model())
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_parameters_that_come_in_within_an_inner_loop_join_at_the_next(added):
+    """Until then the inner optimizer moves them, and no interpolation takes that back."""
+    model, batches = make_model(), make_batches(5)
+    newcomer = model[0].weight.requires_grad_(False)
+    others = [p for p in model.parameters() if p is not newcomer]
+    plain = copy.deepcopy(model)
+    fish = Fish(SGD(others if added else [*others, newcomer], 0.1), 3)
+    train(model, fish, batches[:1])
+    newcomer.requires_grad_(True)
+    if added:
+        fish.add_param_group({"params": [newcomer], "lr": 0.05})
+    # The reference: the same three inner steps without interpolation.
+    train(plain, SGD(plain.parameters(), 0.1), batches[:1])
+    rate = 0.05 if added else 0.1
+    plain[0].weight.requires_grad_(True)
+    rest = [p for p in plain.parameters() if p is not plain[0].weight]
+    train(plain, SGD([{"params": rest}, {"params": [plain[0].weight], "lr": rate}], 0.1), batches[1:3])
+    train(model, fish, batches[1:3])
+    assert torch.equal(newcomer, plain[0].weight)
+    assert not torch.equal(model[2].weight, plain[2].weight)
+    start = newcomer.detach().clone()
+    train(model, fish, batches[3:5])
+    with fish.slow_weights():
+        assert torch.equal(newcomer, start)
+
+
+# Schedulers
+
+
+@pytest.mark.filterwarnings("error:.*lr_scheduler.step.*")
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_schedulers_on_fish(optimizer):
+    """They set the inner rates, momentum and betas as they would without it."""
+    model, batches = make_model(), make_batches(9)
+    reference = CopyingFish(copy.deepcopy(model), OPTIMIZERS[optimizer], 0.5)
+    fish = Fish(OPTIMIZERS[optimizer](model.parameters()), 3)
+    scheduler = OneCycleLR(fish, max_lr=0.1, total_steps=12)
+    # A scheduler's settings per step, recorded on an optimizer that trains nothing.
+    other = OPTIMIZERS[optimizer]([nn.Parameter(torch.zeros(1))])
+    plan, planner = [], OneCycleLR(other, max_lr=0.1, total_steps=12)
+    for _ in batches:
+        plan.append({k: v for k, v in other.param_groups[0].items() if k in ("lr", "momentum", "betas")})
+        other.step()
+        planner.step()
+    plan = iter(plan)
+    for inner_loop in loops(batches, 3):
+        for batch in inner_loop:
+            train(model, fish, [batch])
+            scheduler.step()
+        reference.walk(inner_loop, loss_of, before_step=lambda _, o: o.param_groups[0].update(next(plan)))
+        assert same(model, reference.model)
 
 
 # Saving and resuming
@@ -190,7 +274,24 @@ def test_states_that_are_not_whole():
     assert torch.equal(fish.state[model[0].weight]["exp_avg"], inner.state[plain[0].weight]["exp_avg"])
 
 
-# Loss scaling
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+@STATES
+def test_copies_go_on_alike_and_apart(copied, inner_state):
+    model, batches = make_model(), make_batches(8)
+    fish = Fish(Adagrad(model.parameters(), 0.1), 3, 0.3, inner_state)
+    scheduler = StepLR(fish, 100)  # hangs a step of its own on the optimizer
+    train(model, fish, batches[:4])
+    scheduler.step()
+    twin, other = copied((model, fish))
+    assert other.position == 1
+    before = weights(twin)
+    train(model, fish, batches[4:])
+    assert same(twin, before)
+    train(twin, other, batches[4:])
+    assert same(twin, model)
+
+
+# Loss scaling and closures
 
 
 @pytest.mark.parametrize("unscale", [False, True], ids=["by step", "by unscale_"])
@@ -219,6 +320,35 @@ def test_loss_scaler(poisoned, inner_state, unscale):
     assert not {"grad_scale", "found_inf"} & set(vars(fish))
 
 
+@STATES
+@pytest.mark.parametrize("make", [OPTIMIZERS["adam"], lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=4)])
+def test_closures(make, inner_state):
+    model, batches = make_model(), make_batches(6)
+    plain = copy.deepcopy(model)
+    fish, inner = Fish(make(model.parameters()), 3, 0.5, inner_state), make(plain.parameters())
+
+    def closure_of(model, optimizer, batch):
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss
+
+        return closure
+
+    for inner_loop in loops(batches, 3):
+        start = weights(plain)
+        if inner_state == "reset":
+            inner = make(plain.parameters())
+        for batch in inner_loop:
+            loss = fish.step(closure=closure_of(model, fish, batch))
+            assert torch.equal(loss, inner.step(closure_of(plain, inner, batch)))
+        with torch.no_grad():
+            for p, slow in zip(plain.parameters(), start, strict=True):
+                p.copy_(torch.lerp(slow, p, 0.5))
+        assert same(model, plain)
+
+
 # θ within an inner loop
 
 
@@ -245,6 +375,19 @@ def test_slow_weights_shows_theta_and_puts_the_inner_weights_back():
     train(model, fish, batches[5:])
     train(plain, Fish(Adam(plain.parameters(), 0.1), 3), batches)
     assert same(model, plain)
+
+
+def test_hooks_fire_once_a_step():
+    model, seen = make_model(), []
+    fish = Fish(SGD(model.parameters(), 0.1), 2)
+    fish.register_step_pre_hook(lambda optimizer, *_: seen.append(("before", optimizer.position)))
+    handle = fish.register_step_post_hook(lambda optimizer, *_: seen.append(("after", optimizer.position)))
+    fish.inner.register_step_post_hook(lambda *_: seen.append("inner"))
+    train(model, fish, make_batches(2))
+    assert seen == [("before", 0), "inner", ("after", 1), ("before", 1), "inner", ("after", 0)]
+    handle.remove()
+    train(model, fish, make_batches(1))
+    assert seen[6:] == [("before", 0), "inner"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_optimizer_state_dict,
     get_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.nn.functional import mse_loss
@@ -106,6 +109,13 @@ def sharded() -> Network:
     return model
 
 
+def trained_in_shards(name: str) -> dict[str, Any]:
+    model, fish = start(name, sharded)
+    train(model, fish, batches())
+    rows = sum(e["slow"].to_local().numel() for e in fish.state.values())
+    return {**found(model, fish), "numbers here": rows}
+
+
 def evaluated_in_between() -> dict[str, Any]:
     """Looking at θ after every step changes nothing, and what is seen is θ."""
     (model, fish), seen = start("AdamW", sharded), []
@@ -126,7 +136,7 @@ def evaluated_in_between() -> dict[str, Any]:
 
 
 def saved_within_a_loop(name: str, folder: Path) -> dict[str, Any]:
-    """Uninterrupted, resumed from a checkpoint of shards, and from the gathered state of one process."""
+    """Resumed in shards from a checkpoint of shards, and from the gathered state of one process."""
     data = batches()
     model, fish = start(name, sharded)
     train(model, fish, data[:SAVED])
@@ -141,8 +151,20 @@ def saved_within_a_loop(name: str, folder: Path) -> dict[str, Any]:
     set_state_dict(third, gathered, model_state_dict=weights, optim_state_dict=state, options=options)
     train(third, gathered, data[SAVED:])
     pairs = {"uninterrupted": (model, fish), "resumed": (other, resumed), "gathered": (third, gathered)}
-    rows = sum(e["slow"].to_local().numel() for e in fish.state.values())
-    return {**{name: found(*pair) for name, pair in pairs.items()}, "numbers here": rows}
+    return {name: found(*pair) for name, pair in pairs.items()}
+
+
+def first_rate_zero() -> list[Any]:
+    """The first step of a warm-up is one; that by which a checkpoint makes state is none."""
+    model, positions = sharded(), []
+    fish = Fish(AdamW(model.parameters(), 0.0), S)
+    train(model, fish, batches(1))
+    positions.append(fish.position)
+    model, fish = start("AdamW", sharded)
+    before = [whole(p.detach()) for p in model.parameters()]
+    get_optimizer_state_dict(model, fish)
+    pairs = zip(model.parameters(), before, strict=True)
+    return [*positions, fish.position, all(torch.equal(whole(p.detach()), b) for p, b in pairs)]
 
 
 def scaled() -> dict[str, Any]:
@@ -159,16 +181,46 @@ def scaled() -> dict[str, Any]:
     return found(model, fish)
 
 
-def save(model: nn.Module, fish: Fish, folder: Path) -> None:
-    weights, state = get_state_dict(model, fish)
+def zero_redundancy(name: str) -> dict[str, Any]:
+    """Each process has its own parameters; the state goes on from that of one process."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def pair() -> tuple[nn.Module, Any]:
+        model = Network()
+        make = lambda params, **_: Fish(INNER[name](params), S, META_LR)  # noqa: E731
+        return nn.parallel.DistributedDataParallel(model), ZeroRedundancyOptimizer(model.parameters(), make)
+
+    data = batches()
+    model, optimizer = pair()
+    train(model, optimizer, data[:SAVED])
+    optimizer.consolidate_state_dict(to=0)
+    box = [None if dist.get_rank() else optimizer.state_dict()]
+    dist.broadcast_object_list(box)
+    other, resumed = pair()
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(box[0])
+    train(other, resumed, data[SAVED:])
+    return {
+        "weights": {name: p.detach().clone() for name, p in other.module.named_parameters()},
+        "position": resumed.optim.position,
+        "slow": sum("slow" in entry for entry in resumed.optim.state.values()),
+    }
+
+
+def save(model: nn.Module, fish: Fish, folder: Path, flat: bool = False) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    weights, state = get_state_dict(model, fish, options=options)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
 
 
-def load(model: nn.Module, fish: Fish, folder: Path) -> None:
-    weights, state = get_state_dict(model, fish)
+def load(model: nn.Module, fish: Fish, folder: Path, flat: bool = False) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    weights, state = get_state_dict(model, fish, options=options)
     read = {"model": weights, "optimizer": state}
     dcp.load(read, checkpoint_id=folder)
-    set_state_dict(model, fish, model_state_dict=read["model"], optim_state_dict=read["optimizer"])
+    set_state_dict(
+        model, fish, model_state_dict=read["model"], optim_state_dict=read["optimizer"], options=options
+    )
 
 
 def main(folder: Path) -> None:
@@ -176,9 +228,12 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     results = {
+        "trained": {name: trained_in_shards(name) for name in INNER},
         "evaluated": evaluated_in_between(),
         "saved": {name: saved_within_a_loop(name, folder) for name in INNER},
+        "first rate zero": first_rate_zero(),
         "scaled": scaled(),
+        "zero": {name: zero_redundancy(name) for name in INNER},
     }
     torch.save(results, folder / f"{rank}.pt")
     from shoal.training.processes import leave
@@ -219,13 +274,14 @@ def close(a: dict[str, Any], b: dict[str, Any], within: float = 1e-12) -> None:
 @pytest.mark.parametrize("name", INNER)
 class TestTwoProcesses:
     def test_fsdp_ends_with_the_weights_of_one_process(self, both: Any, name: str) -> None:
-        results = [each["saved"][name] for each in both[1]]
+        results = [each["trained"][name] for each in both[1]]
         for result in results:
-            close(result["uninterrupted"], alone(name))
-            for resumed in ("resumed", "gathered"):
-                close(result["uninterrupted"], result[resumed], 0)
+            close(result, alone(name))
         trained = sum(p.numel() for p in Network().parameters())
         assert sum(result["numbers here"] for result in results) == trained  # one copy in all
+        for each in both[1]:
+            for resumed in ("resumed", "gathered"):
+                close(each["saved"][name]["uninterrupted"], each["saved"][name][resumed], 0)
 
     def test_a_checkpoint_of_shards_resumes_in_one_process(self, both: Any, name: str) -> None:
         model, fish = start(name, **OTHER)
@@ -234,8 +290,16 @@ class TestTwoProcesses:
         train(model, fish, batches()[SAVED:])
         close(found(model, fish), alone(name))
 
+    def test_zero_redundancy(self, both: Any, name: str) -> None:
+        results = [each["zero"][name] for each in both[1]]
+        for result in results:
+            torch.testing.assert_close(result["weights"], alone(name)["weights"], rtol=0, atol=1e-12)
+            assert result["position"] == STEPS % S
+        assert sum(result["slow"] for result in results) == len(list(Network().parameters()))
+        assert all(result["slow"] for result in results)
 
-def test_slow_weights_of_shards(both: Any) -> None:
+
+def test_slow_weights_of_shards_and_a_first_rate_of_zero(both: Any) -> None:
     expected, (model, fish) = [], start("AdamW")
 
     @torch.no_grad()
@@ -248,6 +312,7 @@ def test_slow_weights_of_shards(both: Any) -> None:
         close(each["evaluated"], alone("AdamW"))
         torch.testing.assert_close(each["evaluated"]["seen"], expected, rtol=0, atol=1e-12)
         assert "call slow_weights(model)" in each["evaluated"]["refused"]
+        assert each["first rate zero"] == [1, 0, True]
 
 
 def test_an_infinite_gradient_in_one_process(both: Any) -> None:
@@ -259,6 +324,37 @@ def test_an_infinite_gradient_in_one_process(both: Any) -> None:
         vars(fish).pop("found_inf", None)
     for each in both[1]:
         close(each["scaled"], found(model, fish))
+
+
+# One process, whose state torch saves as it saves shards
+
+
+@pytest.mark.parametrize("inner_state", ["carry", "reset"])
+@pytest.mark.parametrize(("saved_after", "flat"), [(0, False), (3, True), (4, False), (5, True)])
+@pytest.mark.parametrize("name", INNER)
+def test_resumes_to_the_bit(
+    name: str, saved_after: int, flat: bool, inner_state: Any, tmp_path: Path
+) -> None:
+    (model, fish), data = start(name, inner_state=inner_state), batches()
+    train(model, fish, data[:saved_after])
+    fish.zero_grad()
+    save(model, fish, tmp_path, flat)
+    set_optimizer_state_dict(model, fish, get_optimizer_state_dict(model, fish))  # changes nothing
+    train(model, fish, data[saved_after:])
+    torch.testing.assert_close(found(model, fish), alone(name, inner_state=inner_state), rtol=0, atol=0)
+    other, resumed = start(name, **OTHER)
+    load(other, resumed, tmp_path, flat)
+    assert (resumed.position, resumed.inner_steps, resumed.meta_lr) == (saved_after % S, S, META_LR)
+    train(other, resumed, data[saved_after:])
+    torch.testing.assert_close(found(other, resumed), found(model, fish), rtol=0, atol=0)
+
+
+def test_the_reference_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "optim.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "optim.md", "exec"), {})
+    assert (tmp_path / "checkpoint").is_dir()
 
 
 if __name__ == "__main__":

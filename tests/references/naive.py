@@ -79,7 +79,12 @@ class CopyingFish:
         self.meta_lr, self.inner_state = meta_lr, inner_state
         self.saved: dict | None = None
 
-    def walk(self, batches: Sequence, loss: Callable[[nn.Module, object], Tensor]) -> None:
+    def walk(
+        self,
+        batches: Sequence,
+        loss: Callable[[nn.Module, object], Tensor],
+        before_step: Callable[[nn.Module, Optimizer], None] = lambda model, optimizer: None,
+    ) -> None:
         """One walk over ``batches``: S inner steps on a copy, then θ ← lerp(θ, θ̃, ε)."""
         fast = copy.deepcopy(self.model)
         optimizer = self.optimizer_of(list(fast.parameters()))
@@ -89,6 +94,7 @@ class CopyingFish:
             optimizer.zero_grad()
             if batch is not None:
                 loss(fast, batch).backward()
+                before_step(fast, optimizer)
                 optimizer.step()
         self.saved = copy.deepcopy(optimizer.state_dict())
         with torch.no_grad():
